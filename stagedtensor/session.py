@@ -1,7 +1,7 @@
 """Sessions: the arena of everything built by the user, with its precision defaults.
 
-A session numbers its nodes, keeps its op records in construction order and the ordered list of conditional precision
-updates. It solves nothing.
+A session numbers its nodes and keeps the ordered list of conditional precision updates. Graphs hang together through
+``Node.record`` and ``Node.consumers``, so a session keeps no node alive. It solves nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .precision import Prec, f32, precision
-
-if TYPE_CHECKING:
-    from .node import Node
-    from .statements import OpRecord
 
 
 class Session:
@@ -27,17 +23,15 @@ class Session:
     def __init__(self, *, default_prec: Any = f32, default_grad_prec: Any = f32) -> None:
         self.default_prec: Prec = precision(default_prec)
         self.default_grad_prec: Prec = precision(default_grad_prec)
-        self.nodes: list[Node] = []
-        self.records: list[OpRecord] = []
+        self._count = 0
         self.updates: list[Any] = []
         """Conditional precision updates (``policy.Update``) in the order they were made."""
         self._tokens: list[Any] = []
-        self._label_counts: dict[str, int] = {}
 
-    def add(self, node: Node) -> int:
-        """Register ``node`` and return its number within the session."""
-        self.nodes.append(node)
-        return len(self.nodes) - 1
+    def next_number(self) -> int:
+        """Return a fresh number; numbers grow in construction order."""
+        self._count += 1
+        return self._count
 
     def __enter__(self) -> Session:
         self._tokens.append(_current.set(self))

@@ -1,0 +1,230 @@
+"""Statements over nodes: ``target[...] (set | accumulate) tree of table ops over accesses``, and the records of ops.
+
+A statement's tree is evaluated at one compute precision with one rounding at the store. Its accesses share a *scope*:
+the index spec that relates their axes, which is also the shape constraint the op contributes. Forward, backward and
+update statements of one op share one scope. Nothing here is typed or sized; the solvers and ``project`` do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+from .node import Node
+from .source import Source
+from .specs import ShapeSpec, Spec
+
+
+@dataclass(eq=False)
+class Scope:
+    """One spec applied to nodes: a shape constraint and the name space of the iterators of its statements.
+
+    ``nodes`` are the operand value nodes in spec order; ``result`` is the node of the spec's result. Where
+    ``derives`` the result's shape is what the spec gives; otherwise (an assignment) the result exists already and the
+    operands must broadcast to it. ``sizes`` fixes named sizes; ``captures`` maps names to solver keys.
+    """
+
+    spec: Spec
+    nodes: tuple[Node, ...]
+    result: Node
+    source: Source
+    label: str
+    derives: bool = True
+    sizes: dict[str, Any] = field(default_factory=dict)
+    captures: dict[str, int] = field(default_factory=dict)
+
+
+# -- expression trees ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Access:
+    """The value of ``node`` at the indices that ``rows`` gives in the statement's scope."""
+
+    node: Node
+    rows: ShapeSpec
+
+
+@dataclass(frozen=True)
+class Literal_:
+    """A Python number, evaluated at the statement's compute precision. Not range-guarded (a literal *node* is)."""
+
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class DimValue:
+    """The product of the extents of iterators: a name or a row variable each (``mean``'s 1/n, captures)."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IterValue:
+    """The value of the iterator called ``name`` as an integer."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class LinearIndex:
+    """The row-major index over the axes of ``rows`` (names and expanded row variables, in memory order).
+
+    With ``of_target`` it is the cell number of the statement's target (what counter-based samplers count by).
+    """
+
+    rows: ShapeSpec
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A table op over subtrees."""
+
+    op: str
+    args: tuple[Expr, ...]
+
+
+Expr: TypeAlias = Access | Literal_ | DimValue | IterValue | LinearIndex | Apply
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Yield ``expr`` and every subtree, parents first."""
+    yield expr
+    if isinstance(expr, Apply):
+        for arg in expr.args:
+            yield from walk(arg)
+
+
+def accesses(expr: Expr) -> Iterator[Access]:
+    """Yield the accesses of a tree from left to right."""
+    for part in walk(expr):
+        if isinstance(part, Access):
+            yield part
+
+
+# -- statements ---------------------------------------------------------------------------------------------------
+
+WriteOp: TypeAlias = Literal["add", "sub", "mul", "div", "max", "min", "argmax", "argmin"]
+
+
+class Stage(Enum):
+    """The part of a computation a statement belongs to."""
+
+    FORWARD = "forward"
+    ZERO = "zero"
+    SEED = "seed"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    INIT = "init"
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """``target <- write(op) expr``.
+
+    ``op`` None sets. Otherwise it accumulates with that op, starting from the op's neutral element if ``reset``,
+    else from the target's old value. Axes of the scope that the target lacks (by the spec, extent 1 included) are
+    reduced; a set must not have any.
+    """
+
+    target: Access
+    expr: Expr
+    scope: Scope
+    op: WriteOp | None = None
+    reset: bool = True
+    stage: Stage = Stage.FORWARD
+    source: Source | None = None
+    text: str = ""
+    """The expression as a user would write it, for comments in generated source."""
+
+    def reads(self) -> tuple[Node, ...]:
+        """Nodes whose values this statement reads, the target included where it accumulates."""
+        seen = dict.fromkeys(access.node for access in accesses(self.expr))
+        for term_node in self.index_nodes():
+            seen.setdefault(term_node)
+        if self.op is not None and not self.reset:
+            seen.setdefault(self.target.node)
+        return tuple(seen)
+
+    def index_nodes(self) -> Iterator[Node]:
+        """Nodes read to form indices (gather ids)."""
+        from_specs = [self.target.rows, *(access.rows for access in accesses(self.expr))]
+        for rows in from_specs:
+            for kind in ("batch", "input", "output"):
+                for term in rows.row(kind).terms:  # type: ignore[arg-type]
+                    if type(term).__name__ == "Gathered":
+                        yield self.scope.nodes[term.operand]  # type: ignore[union-attr]
+
+
+# -- op records ---------------------------------------------------------------------------------------------------
+
+
+class Slot(Enum):
+    """What an operand is to its op, for the precision rules."""
+
+    DATA = "data"
+    INDEX = "index"
+    PREDICATE = "predicate"
+    RNG = "rng"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a record."""
+
+    node: Node
+    slot: Slot = Slot.DATA
+
+
+@dataclass(eq=False)
+class OpRecord:
+    """How one op result is computed: the solvers, autodiff and lowering all read this.
+
+    ``kind`` names a row of the op table (``add``, ``einsum``, ``sum``, ``cast``, ``gather``, ...), ``enter`` /
+    ``leave`` at a composite's border, or ``stage`` for a boundary convert. ``statements`` are the forward statements.
+    ``rule`` names the gradient rule; ``attributes`` holds what a rule or an exporter needs beyond the statements.
+    """
+
+    kind: str
+    operands: tuple[Operand, ...]
+    result: Node
+    scope: Scope
+    statements: tuple[Statement, ...]
+    rule: str | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    composite: Composite | None = None
+    """For ``enter`` and ``leave``: the composite whose border this is."""
+
+    @property
+    def source(self) -> Source:
+        """Where the user applied the op."""
+        return self.result.source
+
+
+@dataclass(eq=False)
+class Composite:
+    """A library function of several nodes that rounds once (forward) and once per argument gradient (backward).
+
+    ``operands`` are the outer argument nodes, ``aliases`` their interior twins (kept at compute precision),
+    ``inner`` the interior result, ``result`` the outer one. ``parent`` is the enclosing composite, whose compute
+    precision the interior follows.
+    """
+
+    name: str
+    source: Source
+    operands: tuple[Operand, ...] = ()
+    aliases: tuple[Node, ...] = ()
+    inner: Node | None = None
+    result: Node | None = None
+    parent: Composite | None = None
+    float_only: bool = False
+    wide_result: bool = False
+    """Losses: the result is f32 or wider by construction."""
+    interior: list[Node] = field(default_factory=list)
+
+    @property
+    def outermost(self) -> Composite:
+        """The composite that decides the interior's precision."""
+        return self if self.parent is None else self.parent.outermost
