@@ -140,17 +140,26 @@ static void after_fork_child(void) {
 }
 static void watch_forks(void) { pthread_atfork(before_fork, after_fork_parent, after_fork_child); }
 
+static int64_t now_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* The length of a pause differs tenfold between processors, so it is measured: how many polls fill the time. */
 static int32_t polls_for(int64_t nanoseconds) {
-    struct timespec start, stop;
+    int64_t shortest = INT64_MAX; /* a trial may be interrupted */
     uint32_t word = 0;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (int i = 0; i < 256; i++) {
-        if (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != 0) break;
-        st_pause();
+    for (int trial = 0; trial < 3; trial++) {
+        int64_t start = now_nanoseconds();
+        for (int i = 0; i < 128; i++) {
+            if (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != 0) break;
+            st_pause();
+        }
+        int64_t elapsed = now_nanoseconds() - start;
+        if (elapsed < shortest) shortest = elapsed;
     }
-    clock_gettime(CLOCK_MONOTONIC, &stop);
-    int64_t elapsed = (stop.tv_sec - start.tv_sec) * 1000000000LL + (stop.tv_nsec - start.tv_nsec);
-    int64_t polls = nanoseconds * 256 / (elapsed > 0 ? elapsed : 1);
+    int64_t polls = nanoseconds * 128 / (shortest > 0 ? shortest : 1);
     return polls < 1 ? 1 : polls > 200000 ? 200000 : (int32_t)polls;
 }
 
