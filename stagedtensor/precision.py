@@ -84,9 +84,11 @@ class Prec:
         return self.numpy_dtype
 
     def __repr__(self) -> str:
+        """The name, as users write it."""
         return self.name
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Copy and unpickle to the interned object."""
         return precision, (self.name,)
 
 
@@ -141,7 +143,9 @@ def _integer(bits: int, *, signed: bool, cuda_type: str, aliases: tuple[str, ...
     )
 
 
-def _word(name: str, bits: int, mantissa_bits: int, dtype: npt.DTypeLike, c_type: str, cuda_type: str, *aliases: str) -> Prec:
+def _word(
+    name: str, bits: int, mantissa_bits: int, dtype: npt.DTypeLike, c_type: str, cuda_type: str, *aliases: str
+) -> Prec:
     """A format that is not a number of the usual kinds: bool and the counter state."""
     return Prec(
         name,
@@ -251,6 +255,7 @@ class Requirement:
         return _REQUIREMENTS[prec]
 
     def __or__(self, other: Requirement) -> Requirement:
+        """The join: associative, commutative, idempotent, and never an error."""
         if self.conflict or other.conflict or self._clashes(other) or other._clashes(self):
             return _CONFLICT
         if self.counter or other.counter:

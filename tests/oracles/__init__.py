@@ -1,0 +1,1 @@
+"""Independent models that results are compared with."""

@@ -1,0 +1,1 @@
+"""Tests of single modules: no compiler, no device."""
