@@ -225,9 +225,7 @@ def has_float16(compiler: Compiler, target: Target) -> bool:
     return accepts(compiler, compiler.flags(target), _FLOAT16_PROBE)
 
 
-def _checked(
-    command: list[str], cwd: Path, timeout: float, sources: Mapping[str, str], locate: Locate | None
-) -> None:
+def _checked(command: list[str], cwd: Path, timeout: float, sources: Mapping[str, str], locate: Locate | None) -> None:
     logger.debug("running %s", shlex.join(command))
     whole = "\n".join(sources.values())
     try:
@@ -238,7 +236,9 @@ def _checked(
             source=whole,
         ) from error
     except OSError as error:
-        raise CompileError(f"cannot run the C compiler {command[0]!r}: {error}.\n{INSTALL_HINT}", source=whole) from error
+        raise CompileError(
+            f"cannot run the C compiler {command[0]!r}: {error}.\n{INSTALL_HINT}", source=whole
+        ) from error
     if code != 0:
         raise CompileError(describe_failure(command, code, output, sources, locate), source=whole, output=output)
     if output:

@@ -84,6 +84,7 @@ class KernelCache:
     """A cache in ``directory`` (None: :func:`default_directory`) that keeps at most about ``max_bytes`` bytes."""
 
     def __init__(self, directory: Path | str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        """Note the folder; nothing is read or written yet."""
         self.directory = Path(directory).expanduser().absolute() if directory is not None else default_directory()
         self.max_bytes = max_bytes
         self.counts = CacheCounts()
@@ -123,11 +124,22 @@ class KernelCache:
 
     def clear(self) -> CacheInfo:
         """Delete every entry and return what was there; loaded code keeps working."""
+        self.check()
         before = self.info()
         for entry in self._entries():
             self._discard(entry)
         self._sweep(older_than=0.0)
         return before
+
+    def check(self) -> None:
+        """Raise ContextError where the folder exists and is not the user's own or not writable; writes nothing."""
+        try:
+            status = self.directory.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._require_usable(status)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -233,9 +245,14 @@ class KernelCache:
                 raise self._unwritable(error) from error
         except OSError as error:
             raise self._unwritable(error) from error
-        _require_own(self.directory, status)
+        self._require_usable(status)
         if stat.S_IMODE(status.st_mode) & 0o077:
             self.directory.chmod(0o700)  # others could put code there
+
+    def _require_usable(self, status: os.stat_result) -> None:
+        _require_own(self.directory, status)
+        if not stat.S_ISDIR(status.st_mode):
+            raise self._unwritable(NotADirectoryError("not a folder"))
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise self._unwritable(PermissionError("not writable"))
 

@@ -28,9 +28,7 @@ POOL_HEADER: str = (_FOLDER / "pool.h").read_text(encoding="utf-8")
 
 MAX_THREADS = 1024
 
-_RUN_TYPE = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
-)
+_RUN_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
 
 def available_cpus() -> int:
@@ -63,6 +61,7 @@ class ThreadPool:
         cache: KernelCache | None = None,
         compiler: Compiler | None = None,
     ) -> None:
+        """Load the C pool, building it where the cache lacks it; no thread starts yet."""
         cpus = available_cpus()
         threads = cpus if threads is None else threads
         if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
