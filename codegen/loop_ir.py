@@ -21,24 +21,26 @@
 A Block's ``iterators`` are data or reduce. Its ``accumulators`` (typed, several) start from ``init``, take ``update``
 at every reduce point whose ``guard`` holds, in row-major order of the reduce iterators, and ``stores`` run once per
 data point afterwards, reading the accumulators as variables: the storage rounding lives in the stores alone, so a
-split, lane-wise or padded form cannot narrow partial sums.
+split, lane-wise or padded form cannot narrow partial sums. A block with accumulators and no reduce iterator has one
+reduce point. The lets and updates of one point see the states before the point, all of them (as in argmax, where the
+position looks at the old maximum). The stores of one data point run in order, each seeing what the ones before wrote.
 
 Types: every expr has one (a ``Prec``). Narrow float types come only from ``Load`` and ``Cast``; ``Apply`` and ``Fma``
-on them are illegal. Indices are logical; ``Buffer.layout`` maps them to memory at emission and in the interpreter.
+on them are illegal. Integer arithmetic wraps. The branch of a ``where`` that is not taken may load out of bounds.
+Indices are logical; ``Buffer.layout`` maps them to memory at emission and in the interpreter.
 Extents may be symbolic (``Var`` of an i64 scalar parameter) with a static maximum. Symbols are objects: names become text
 at emission only, so no pass can capture.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from stagedtensor.precision import Prec, i64
 
-_serial = itertools.count()
+Index = TypeVar("Index")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,38 @@ class Layout:
                 padded = -(-size // step.multiple) * step.multiple
                 shape = (*shape[: step.axis], padded, *shape[step.axis + 1 :])
         return shape
+
+
+    def addressable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the extents that logical indices may reach: ``shape`` grown by what pads and uneven splits add."""
+        extents = list(shape)
+        # Per memory axis: which logical axis it leads (so that its growth is growth of that axis) and in what unit.
+        leads: list[tuple[int, int] | None] = [(axis, 1) for axis in range(len(shape))]
+        memory = shape
+        for step in self.steps:
+            if isinstance(step, Reorder):
+                leads = [leads[axis] for axis in step.order]
+            memory = Layout((step,)).physical_shape(memory)
+            if isinstance(step, Split):
+                lead = leads[step.axis]
+                leads[step.axis : step.axis + 1] = [lead and (lead[0], lead[1] * step.factor), None]
+            if not isinstance(step, Reorder):
+                lead = leads[step.axis]
+                if lead is not None:
+                    extents[lead[0]] = memory[step.axis] * lead[1]
+        return tuple(extents)
+
+    def memory_indices(
+        self, indices: tuple[Index, ...], split: Callable[[Index, int], tuple[Index, Index]]
+    ) -> tuple[Index, ...]:
+        """Map logical indices to memory axes; ``split(index, factor)`` gives quotient and remainder."""
+        for step in self.steps:
+            if isinstance(step, Split):
+                parts = split(indices[step.axis], step.factor)
+                indices = (*indices[: step.axis], *parts, *indices[step.axis + 1 :])
+            elif isinstance(step, Reorder):
+                indices = tuple(indices[axis] for axis in step.order)
+        return indices
 
 
 ROW_MAJOR = Layout()
@@ -343,9 +377,12 @@ class Block:
     """One program statement (or several merged ones) before scheduling; see the module docstring.
 
     ``lets`` are evaluated per reduce point before the updates (or per data point where there is no reduce iterator);
-    ``guard`` skips points: a skipped reduce point contributes nothing, a skipped data point stores nothing.
-    ``scatter``: the stores' indices depend on reduce iterators or on data, so ``stores`` run at every point, in order,
-    reading and writing the target.
+    where there are reduce iterators, the stores do not see them.
+    ``guard`` skips points: with accumulators it skips updates (the point contributes nothing; the stores still run at
+    every data point), without accumulators it skips stores.
+    ``scatter``: the stores' indices depend on reduce iterators or on data, so ``stores`` run at every point, in
+    row-major order of ``iterators`` as listed, reading and writing the target; a scatter block has no accumulators.
+    Without ``scatter`` no two data points write one cell, and a buffer that is written is read at that cell only.
     """
 
     name: str
@@ -402,7 +439,10 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Scan:
-    """Carried values along one iterator: at each step ``step`` gives the new states, then ``body`` sees them."""
+    """Carried values along one iterator: at each step the updates (all from the old states) give new ones, then ``body`` runs.
+
+    ``reverse`` runs the iterator from its last value to 0. The carried symbols are in scope in the updates and the body.
+    """
 
     iterator: Iterator_
     carried: tuple[Accumulator, ...]
