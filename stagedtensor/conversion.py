@@ -21,7 +21,7 @@ from stagedtensor.source import user_source
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # Paths with several temporaries run over pieces that stay in the second-level cache.
-_PIECE: Final = 1 << 15
+_PIECE: Final = 1 << 14
 # Integers of this magnitude and above are not all f64 values.
 _F64_EXACT: Final = 1 << 53
 
@@ -206,10 +206,10 @@ def _as_source(array: Array, source: Prec | None) -> tuple[Array, Prec]:
 def _convert_cells(cells: Array, source: Prec, target: Prec, saturate: bool) -> Array:
     if target is bool_:
         return np.not_equal(_magnitude_codes(cells, source), 0)
-    if source.is_float and source.bits == 8:
+    if source.bits == 8 and (source.is_float or target.is_narrow):
         # One code of 256: convert the codes once and look every cell up.
         table = _code_table(source, target, saturate)
-        return np.take(table, cells.view(np.uint8)).view(target.numpy_dtype)
+        return _in_pieces(cells.view(np.uint8), target, functools.partial(_look_up, table))
     if not source.is_float:
         if source is bool_:
             cells = cells.view(np.uint8)
@@ -271,7 +271,12 @@ def _round_to_fp8(cells: Array, target: Prec) -> Array:
     bits = cells.view(np.uint32)
     cut = (bits >> np.uint32(16)).astype(np.uint16)
     cut |= (bits & np.uint32(0xFFFF)) != 0
-    return np.take(_fp8_table(target), cut).view(target.numpy_dtype)
+    return _look_up(_fp8_table(target), cut).view(target.numpy_dtype)
+
+
+def _look_up(table: Array, codes: Array) -> Array:
+    """Return the entry of every code; no code is out of range, and saying "clip" spares numpy the check for it."""
+    return table.take(codes, mode="clip")
 
 
 @functools.cache
@@ -283,7 +288,7 @@ def _fp8_table(target: Prec) -> Array:
 
 @functools.cache
 def _code_table(source: Prec, target: Prec, saturate: bool) -> Array:
-    """Raw target cells for the 256 codes of an fp8 format."""
+    """Raw target cells for the 256 codes of an 8-bit format."""
     with np.errstate(all="ignore"):
         values = np.arange(256, dtype=np.uint8).view(source.numpy_dtype).astype(np.float32)
         table = values if target is f32 else _convert_cells(values, f32, target, saturate)
@@ -304,7 +309,7 @@ def _integers_to_f64(cells: Array) -> Array:
 
     For targets of at most 11 digits only: the odd last digit makes the second rounding that of the integer.
     """
-    if cells.dtype.itemsize < 8:
+    if cells.dtype.itemsize < 8 or (cells.max() < _F64_EXACT and cells.min() > -_F64_EXACT):
         return cells.astype(np.float64)
     negative = cells < 0
     magnitude = cells.astype(np.uint64)
@@ -345,4 +350,4 @@ def _magnitude_codes(cells: Array, prec: Prec) -> Array:
 def _flush_in_place(cells: Array, prec: Prec) -> None:
     least_normal = 1 << prec.mantissa_bits
     subnormal = _magnitude_codes(cells, prec) < least_normal
-    cells.view(f"u{prec.bytes}")[subnormal] = 0
+    np.copyto(cells.view(f"u{prec.bytes}"), 0, where=subnormal)

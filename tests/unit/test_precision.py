@@ -275,6 +275,13 @@ def test_only_unsigned_64_with_signed_is_lossy() -> None:
     assert not join_requirement(u64, i8, f16).is_lossy
 
 
+def test_requirements_of_one_meaning_are_equal() -> None:
+    assert join_requirement(u8, i8) == Requirement.of(i16)
+    assert join_requirement(u8, i32) == Requirement.of(i32)
+    assert join_requirement(i64, bool_, f16) == Requirement.of(f16)
+    assert join_requirement(u64, i64) != Requirement.of(i64)  # lossy, and says so
+
+
 def test_arithmetic_of_bool_is_u8() -> None:
     assert arithmetic_join(bool_, bool_) is u8
     assert arithmetic_join(bool_, i32) is i32
