@@ -1,0 +1,380 @@
+"""Rewriting and inspecting the loop IR: mappers, substitution, fresh copies, free symbols, buffers read and written.
+
+In: expressions, statements or bodies. Out: new ones; nothing is changed in place, and what a function does not touch
+comes back equal. Symbols are objects that are bound once, so substitution cannot capture; copying a piece of code
+into the same proc a second time needs :func:`fresh_copy`, which renews every symbol and scratch buffer bound inside.
+
+>>> from stagedtensor.codegen.loop_ir import Apply, Const, Symbol, Var
+>>> from stagedtensor.precision import f32
+>>> x, y = Symbol("x", f32), Symbol("y", f32)
+>>> substitute(Apply("add", (Var(x), Const(1.0, f32)), f32), {x: Var(y)}).args[0]
+Var(symbol=%y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from stagedtensor.codegen.loop_ir import (
+    Accumulator,
+    Alloc,
+    Assign,
+    Barrier,
+    Block,
+    Buffer,
+    Call,
+    Comment,
+    Declare,
+    Expr,
+    For,
+    If,
+    Iterator_,
+    Let,
+    Load,
+    Proc,
+    Scan,
+    Stmt,
+    Store,
+    Symbol,
+    Tile,
+    Var,
+    children,
+    walk,
+    with_children,
+)
+from stagedtensor.errors import InternalError
+
+Body = tuple[Stmt, ...]
+Piece = TypeVar("Piece", bound="Expr | Stmt | Body")
+
+
+class Rewriter:
+    """Base of passes that rebuild code. Override ``expr``, ``stmt``, ``symbol`` or ``buffer``; call ``super()`` to go deeper.
+
+    ``stmt`` may give several statements or none. ``symbol`` and ``buffer`` are asked at binders and uses alike.
+    """
+
+    def symbol(self, symbol: Symbol) -> Symbol:
+        """Return the symbol to stand for ``symbol``."""
+        return symbol
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """Return the buffer to stand for ``buffer``."""
+        return buffer
+
+    def expr(self, expr: Expr) -> Expr:
+        """Rebuild an expression from its rewritten parts."""
+        match expr:
+            case Var():
+                symbol = self.symbol(expr.symbol)
+                return expr if symbol is expr.symbol else Var(symbol)
+            case Load():
+                return Load(self.buffer(expr.buffer), self.exprs(expr.indices))
+        parts = children(expr)
+        new = self.exprs(parts)
+        return expr if all(a is b for a, b in zip(parts, new, strict=True)) else with_children(expr, new)
+
+    def exprs(self, parts: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Rewrite expressions in order."""
+        return tuple(self.expr(part) for part in parts)
+
+    def body(self, body: Body) -> Body:
+        """Rewrite the statements of a body in order."""
+        return tuple(new for stmt in body for new in self.stmt(stmt))
+
+    def iterator(self, iterator: Iterator_) -> Iterator_:
+        """Rewrite an iterator's symbol and extent."""
+        return replace(iterator, symbol=self.symbol(iterator.symbol), extent=self.expr(iterator.extent))
+
+    def accumulator(self, accumulator: Accumulator) -> Accumulator:
+        """Rewrite an accumulator's symbols and expressions."""
+        neutral, paired = accumulator.neutral, accumulator.paired_with
+        return replace(
+            accumulator,
+            symbol=self.symbol(accumulator.symbol),
+            init=self.expr(accumulator.init),
+            update=self.expr(accumulator.update),
+            neutral=None if neutral is None else self.expr(neutral),
+            paired_with=None if paired is None else self.symbol(paired),
+        )
+
+    def store(self, store: Store) -> Store:
+        """Rewrite a store's buffer, indices and value."""
+        return Store(self.buffer(store.buffer), self.exprs(store.indices), self.expr(store.value))
+
+    def let(self, let: Let) -> Let:
+        """Rewrite a let's symbol and value."""
+        return Let(self.symbol(let.symbol), self.expr(let.value))
+
+    def block(self, block: Block) -> Block:
+        """Rewrite all parts of a block."""
+        return replace(
+            block,
+            iterators=tuple(self.iterator(item) for item in block.iterators),
+            stores=tuple(self.store(item) for item in block.stores),
+            accumulators=tuple(self.accumulator(item) for item in block.accumulators),
+            lets=tuple(self.let(item) for item in block.lets),
+            guard=None if block.guard is None else self.expr(block.guard),
+        )
+
+    def stmt(self, stmt: Stmt) -> Body:
+        """Rebuild a statement from its rewritten parts."""
+        match stmt:
+            case Block():
+                return (self.block(stmt),)
+            case For():
+                return (replace(stmt, iterator=self.iterator(stmt.iterator), body=self.body(stmt.body)),)
+            case Store():
+                return (self.store(stmt),)
+            case Let():
+                return (self.let(stmt),)
+            case Declare():
+                return (Declare(self.symbol(stmt.symbol), self.expr(stmt.init)),)
+            case Assign():
+                return (Assign(self.symbol(stmt.symbol), self.expr(stmt.value)),)
+            case If():
+                return (If(self.expr(stmt.condition), self.body(stmt.then), self.body(stmt.orelse)),)
+            case Alloc():
+                return (Alloc(self.buffer(stmt.buffer)),)
+            case Scan():
+                iterator = self.iterator(stmt.iterator)
+                carried = tuple(self.accumulator(item) for item in stmt.carried)
+                return (replace(stmt, iterator=iterator, carried=carried, body=self.body(stmt.body)),)
+            case Tile():
+                arguments = tuple(
+                    self.buffer(item) if isinstance(item, Buffer) else self.expr(item) for item in stmt.arguments
+                )
+                return (replace(stmt, loops=self.body(stmt.loops), arguments=arguments),)
+            case Call():
+                buffers = tuple(self.buffer(item) for item in stmt.buffers)
+                return (replace(stmt, buffers=buffers, scalars=self.exprs(stmt.scalars)),)
+            case Barrier() | Comment():
+                return (stmt,)
+
+    def proc(self, proc: Proc) -> Proc:
+        """Rewrite a proc's body; its parameters are asked for too."""
+        params = tuple(self.buffer(item) for item in proc.params)
+        scalars = tuple(self.symbol(item) for item in proc.scalars)
+        return replace(proc, params=params, scalars=scalars, body=self.body(proc.body))
+
+    def piece(self, piece: Piece) -> Piece:
+        """Rewrite an expression, a body, or a statement that stays one statement."""
+        if isinstance(piece, tuple):
+            return self.body(piece)  # type: ignore[return-value]
+        if isinstance(piece, Expr):
+            return self.expr(piece)  # type: ignore[return-value]
+        (stmt,) = self.stmt(piece)
+        return stmt  # type: ignore[return-value]
+
+
+# -- mapping ------------------------------------------------------------------------------------------------------
+
+
+class _MapExpressions(Rewriter):
+    def __init__(self, function: Callable[[Expr], Expr]) -> None:
+        self.function = function
+
+    def expr(self, expr: Expr) -> Expr:
+        return self.function(super().expr(expr))
+
+
+class _MapStatements(Rewriter):
+    def __init__(self, function: Callable[[Stmt], Stmt | Body]) -> None:
+        self.function = function
+
+    def expr(self, expr: Expr) -> Expr:
+        return expr
+
+    def stmt(self, stmt: Stmt) -> Body:
+        new = self.function(super().stmt(stmt)[0])
+        return new if isinstance(new, tuple) else (new,)
+
+
+def map_expr(piece: Piece, function: Callable[[Expr], Expr]) -> Piece:
+    """Apply ``function`` to every expression of an expression, statement or body, innermost first."""
+    return _MapExpressions(function).piece(piece)
+
+
+def map_stmts(body: Body, function: Callable[[Stmt], Stmt | Body]) -> Body:
+    """Apply ``function`` to every statement of a body, innermost first; it may give a tuple of statements, or ``()``."""
+    return _MapStatements(function).body(body)
+
+
+# -- substitution and copies --------------------------------------------------------------------------------------
+
+
+class _Substitute(Rewriter):
+    def __init__(self, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer]) -> None:
+        self.values = values
+        self.buffers = buffers
+
+    def symbol(self, symbol: Symbol) -> Symbol:
+        if symbol in self.values:
+            value = self.values[symbol]
+            if not isinstance(value, Var):
+                raise InternalError(f"cannot substitute an expression for {symbol} where it is bound or assigned")
+            return value.symbol
+        return symbol
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self.buffers.get(buffer, buffer)
+
+    def expr(self, expr: Expr) -> Expr:
+        if isinstance(expr, Var):
+            return self.values.get(expr.symbol, expr)
+        return super().expr(expr)
+
+
+def substitute(
+    piece: Piece, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer] | None = None
+) -> Piece:
+    """Replace symbols by expressions (not again inside these) and buffers by buffers.
+
+    A symbol that ``piece`` itself binds or assigns may be replaced by a ``Var`` only (a renaming).
+    """
+    return _Substitute(values, buffers or {}).piece(piece)
+
+
+def fresh_copy(piece: Piece) -> Piece:
+    """Return a copy in which every symbol and scratch buffer bound inside ``piece`` is a new object of the same hint."""
+    if isinstance(piece, Expr):
+        return piece
+    body: Body = piece if isinstance(piece, tuple) else (piece,)
+    symbols = {symbol: Var(Symbol(symbol.hint, symbol.type)) for symbol in bound_symbols(body)}
+    buffers = {stmt.buffer: replace(stmt.buffer) for stmt in walk_stmts(body) if isinstance(stmt, Alloc)}
+    return _Substitute(symbols, buffers).piece(piece)
+
+
+# -- inspection ---------------------------------------------------------------------------------------------------
+
+
+def walk_stmts(body: Body) -> Iterator[Stmt]:
+    """Yield every statement, parents first; the loops of a Tile and both branches of an If are entered, Calls are not."""
+    for stmt in body:
+        yield stmt
+        match stmt:
+            case For() | Scan():
+                yield from walk_stmts(stmt.body)
+            case If():
+                yield from walk_stmts(stmt.then)
+                yield from walk_stmts(stmt.orelse)
+            case Tile():
+                yield from walk_stmts(stmt.loops)
+
+
+def expressions(stmt: Stmt) -> Iterator[Expr]:
+    """Yield the whole expressions that stand in a statement itself, not those of statements inside it."""
+    match stmt:
+        case Block():
+            yield from (item.extent for item in stmt.iterators)
+            if stmt.guard is not None:
+                yield stmt.guard
+            yield from (item.value for item in stmt.lets)
+            yield from _accumulator_expressions(stmt.accumulators)
+            for store in stmt.stores:
+                yield from expressions(store)
+        case For():
+            yield stmt.iterator.extent
+        case Store():
+            yield from stmt.indices
+            yield stmt.value
+        case Let() | Assign():
+            yield stmt.value
+        case Declare():
+            yield stmt.init
+        case If():
+            yield stmt.condition
+        case Scan():
+            yield stmt.iterator.extent
+            yield from _accumulator_expressions(stmt.carried)
+        case Tile():
+            yield from (item for item in stmt.arguments if not isinstance(item, Buffer))
+        case Call():
+            yield from stmt.scalars
+
+
+def _accumulator_expressions(accumulators: tuple[Accumulator, ...]) -> Iterator[Expr]:
+    for item in accumulators:
+        yield item.init
+        yield item.update
+        if item.neutral is not None:
+            yield item.neutral
+
+
+def binders(stmt: Stmt) -> tuple[Symbol, ...]:
+    """Return the symbols that a statement itself binds, in order."""
+    match stmt:
+        case Block():
+            return (
+                *(item.symbol for item in stmt.iterators),
+                *(item.symbol for item in stmt.accumulators),
+                *(item.symbol for item in stmt.lets),
+            )
+        case For():
+            return (stmt.iterator.symbol,)
+        case Let() | Declare():
+            return (stmt.symbol,)
+        case Scan():
+            return (stmt.iterator.symbol, *(item.symbol for item in stmt.carried))
+        case _:
+            return ()
+
+
+def bound_symbols(body: Body) -> tuple[Symbol, ...]:
+    """Return every symbol bound in a body, in order of appearance."""
+    return tuple(symbol for stmt in walk_stmts(body) for symbol in binders(stmt))
+
+
+def symbols_of(expr: Expr) -> tuple[Symbol, ...]:
+    """Return the symbols an expression reads, each once, in order of appearance."""
+    return tuple(dict.fromkeys(part.symbol for part in walk(expr) if isinstance(part, Var)))
+
+
+def free_symbols(piece: Expr | Stmt | Body) -> tuple[Symbol, ...]:
+    """Return the symbols read or assigned in ``piece`` but not bound in it, in order of appearance."""
+    if isinstance(piece, Expr):
+        return symbols_of(piece)
+    body: Body = piece if isinstance(piece, tuple) else (piece,)
+    bound = set(bound_symbols(body))
+    seen: dict[Symbol, None] = {}
+    for stmt in walk_stmts(body):
+        if isinstance(stmt, Assign):
+            seen.setdefault(stmt.symbol)
+        for expr in expressions(stmt):
+            for symbol in symbols_of(expr):
+                seen.setdefault(symbol)
+    return tuple(symbol for symbol in seen if symbol not in bound)
+
+
+def buffers_read(piece: Expr | Stmt | Body) -> tuple[Buffer, ...]:
+    """Return the buffers that are loaded from, in order; a Call counts what its proc reads."""
+    if isinstance(piece, Expr):
+        return tuple(dict.fromkeys(part.buffer for part in walk(piece) if isinstance(part, Load)))
+    seen: dict[Buffer, None] = {}
+    for stmt in walk_stmts(piece if isinstance(piece, tuple) else (piece,)):
+        for expr in expressions(stmt):
+            seen.update(dict.fromkeys(buffers_read(expr)))
+        if isinstance(stmt, Call):
+            seen.update(dict.fromkeys(_through_call(stmt, buffers_read(stmt.proc.body))))
+    return tuple(seen)
+
+
+def buffers_written(piece: Stmt | Body) -> tuple[Buffer, ...]:
+    """Return the buffers that are stored to, in order; a Call counts what its proc writes."""
+    seen: dict[Buffer, None] = {}
+    for stmt in walk_stmts(piece if isinstance(piece, tuple) else (piece,)):
+        match stmt:
+            case Store():
+                seen.setdefault(stmt.buffer)
+            case Block():
+                seen.update(dict.fromkeys(store.buffer for store in stmt.stores))
+            case Call():
+                seen.update(dict.fromkeys(_through_call(stmt, buffers_written(stmt.proc.body))))
+    return tuple(seen)
+
+
+def _through_call(call: Call, used: tuple[Buffer, ...]) -> Iterator[Buffer]:
+    given = dict(zip(call.proc.params, call.buffers, strict=True))
+    return (given[buffer] for buffer in used if buffer in given)
