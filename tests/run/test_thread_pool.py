@@ -95,9 +95,10 @@ def address(library: ctypes.CDLL, name: str) -> int:
     return value
 
 
-@pytest.fixture(params=[1, 2, 5])
+@pytest.fixture(params=[(1, ()), (2, ()), (5, ()), (5, ("-DST_NO_FUTEX",))], ids=["1", "2", "5", "5-condition"])
 def pool(request: pytest.FixtureRequest, cache: KernelCache) -> Iterator[ThreadPool]:
-    made = ThreadPool(request.param, target=detect(), cache=cache)
+    threads, options = request.param
+    made = ThreadPool(threads, target=detect(), cache=cache, compiler=identify((*find_compiler().command, *options)))
     yield made
     made.close()
 
@@ -176,6 +177,7 @@ def test_waiting_for_one_thread_does_not_burn_the_others(cache: KernelCache, ent
     pool.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_child_after_fork_has_its_own_threads(pool: ThreadPool, entries: ctypes.CDLL) -> None:
     frame = Frame(8, 8)
     frame.scalars[0] = 50
@@ -286,6 +288,7 @@ def test_the_default_is_the_processors_of_this_process(cache: KernelCache) -> No
     pool.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_threads_refused_by_the_system_are_done_without(cache: KernelCache, entries: ctypes.CDLL) -> None:
     frame = Frame(64)
     pool = ThreadPool(20, target=detect(), cache=cache)

@@ -142,7 +142,7 @@ def test_a_folder_open_to_others_is_closed(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ContextError, match="(?s)cannot use the kernel cache folder.*not a folder.*STAGEDTENSOR_CACHE"):
+    with pytest.raises(ContextError, match=r"(?s)cannot use the kernel cache folder.*not a folder.*STAGEDTENSOR_CACHE"):
         KernelCache(tmp_path / "file").get_or_build(digest("a"), never)
 
 
@@ -222,6 +222,7 @@ def _child(directory: str, index: int, results: multiprocessing.queues.Queue[tup
     results.put((values[0], values[1], cache.counts.builds))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_processes_with_a_cold_cache_all_get_the_right_code(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results = context.Queue()
