@@ -86,7 +86,7 @@ class Node:
     __slots__ = (
         "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "flush_subnormal", "gradient",
         "init", "label", "literal", "number", "observable", "owner", "placement", "record", "role", "saturate",
-        "session", "settled", "settled_shape", "source", "specified", "state_kind", "tags", "top_down", "trainable",
+        "session", "settled", "settled_shape", "source", "specified", "state_kind", "tags", "tensor", "top_down", "trainable",
         "value", "writers",
     )  # fmt: skip
 
@@ -133,6 +133,8 @@ class Node:
         """The host or another routine may look at it: it keeps a buffer in the context's store."""
         self.composite: Composite | None = None
         """The outermost composite whose interior this node is in."""
+        self.tensor: Any = None
+        """The canonical tensor over this node, so that ``loss.params`` gives back the user's own objects."""
         self.tags: frozenset[str] = frozenset()
         """Names of the composites (innermost and outer) that built it, for ``keep_f32`` and ``op_kind``."""
 

@@ -1,0 +1,1 @@
+"""The functions of the language: each builds nodes from tensors; none runs anything."""

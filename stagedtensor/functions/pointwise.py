@@ -1,0 +1,231 @@
+"""Pointwise functions: rows of the op table by name, and composites of a few of them."""
+
+from __future__ import annotations
+
+import math
+
+from stagedtensor.composite import composite
+from stagedtensor.specs import pointwise as pointwise_spec
+from stagedtensor.statements import Access, Apply
+from stagedtensor.tensor import Tensor, TensorLike, apply_op, apply_pointwise, lift
+
+
+def exp(x: TensorLike) -> Tensor:
+    """e**x."""
+    return apply_pointwise("exp", x)
+
+
+def exp2(x: TensorLike) -> Tensor:
+    """2**x."""
+    return apply_pointwise("exp2", x)
+
+
+def log(x: TensorLike) -> Tensor:
+    """Natural logarithm; -inf at 0, NaN below."""
+    return apply_pointwise("log", x)
+
+
+def log2(x: TensorLike) -> Tensor:
+    """Logarithm to base 2."""
+    return apply_pointwise("log2", x)
+
+
+def sqrt(x: TensorLike) -> Tensor:
+    """Square root, correctly rounded."""
+    return apply_pointwise("sqrt", x)
+
+
+def rsqrt(x: TensorLike) -> Tensor:
+    """1 / sqrt(x)."""
+    return apply_pointwise("rsqrt", x)
+
+
+def recip(x: TensorLike) -> Tensor:
+    """1 / x."""
+    return apply_pointwise("recip", x)
+
+
+def sin(x: TensorLike) -> Tensor:
+    """Sine of x in radians."""
+    return apply_pointwise("sin", x)
+
+
+def cos(x: TensorLike) -> Tensor:
+    """Cosine of x in radians."""
+    return apply_pointwise("cos", x)
+
+
+def tanh(x: TensorLike) -> Tensor:
+    """Hyperbolic tangent."""
+    return apply_pointwise("tanh", x)
+
+
+def sigmoid(x: TensorLike) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return apply_pointwise("sigmoid", x)
+
+
+def erf(x: TensorLike) -> Tensor:
+    """Error function."""
+    return apply_pointwise("erf", x)
+
+
+def abs_(x: TensorLike) -> Tensor:
+    """Absolute value; gradient 0 at 0."""
+    return apply_pointwise("abs", x)
+
+
+def sign(x: TensorLike) -> Tensor:
+    """-1, 0 or 1; NaN stays NaN."""
+    return apply_pointwise("sign", x)
+
+
+def floor(x: TensorLike) -> Tensor:
+    """Greatest integer not above x."""
+    return apply_pointwise("floor", x)
+
+
+def ceil(x: TensorLike) -> Tensor:
+    """Least integer not below x."""
+    return apply_pointwise("ceil", x)
+
+
+def round_(x: TensorLike) -> Tensor:
+    """Nearest integer, ties to even."""
+    return apply_pointwise("round", x)
+
+
+def trunc(x: TensorLike) -> Tensor:
+    """Integer part, toward zero."""
+    return apply_pointwise("trunc", x)
+
+
+def relu(x: TensorLike) -> Tensor:
+    """max(x, 0); NaN stays NaN; gradient 0 at 0."""
+    return apply_pointwise("relu", x)
+
+
+def maximum(x: TensorLike, y: TensorLike) -> Tensor:
+    """Pointwise maximum; NaN wins; a tie's gradient goes to the first operand."""
+    return apply_pointwise("maximum", x, y)
+
+
+def minimum(x: TensorLike, y: TensorLike) -> Tensor:
+    """Pointwise minimum; NaN wins; a tie's gradient goes to the first operand."""
+    return apply_pointwise("minimum", x, y)
+
+
+def power(x: TensorLike, y: TensorLike) -> Tensor:
+    """x**y by C99's table of special values; integers to negative powers give 0."""
+    return apply_pointwise("pow", x, y)
+
+
+def fma(a: TensorLike, b: TensorLike, c: TensorLike) -> Tensor:
+    """a*b + c with one rounding at compute precision."""
+    return apply_pointwise("fma", a, b, c)
+
+
+def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
+    """x where the condition is not 0, else y; the branch not taken gets gradient 0."""
+    return apply_pointwise("where", condition, x, y)
+
+
+def logical_and(x: TensorLike, y: TensorLike) -> Tensor:
+    """1 where both are not 0, else 0."""
+    return apply_pointwise("and", x, y)
+
+
+def logical_or(x: TensorLike, y: TensorLike) -> Tensor:
+    """1 where either is not 0, else 0."""
+    return apply_pointwise("or", x, y)
+
+
+def logical_not(x: TensorLike) -> Tensor:
+    """1 where x is 0, else 0."""
+    return apply_pointwise("not", x)
+
+
+def clamp(x: TensorLike, low: float | None = None, high: float | None = None) -> Tensor:
+    """min(max(x, low), high); the gradient passes on the closed interval; NaN stays NaN."""
+    if low is None and high is None:
+        raise TypeError("clamp: give low, high or both")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"clamp: low {low} is above high {high}")
+
+    operands = [lift(x)]
+    operands += [lift(bound) for bound in (low, high) if bound is not None]
+
+    def tree(value: Access, *bounds: Access) -> Apply:
+        inner: Apply | Access = value
+        if low is not None:
+            inner = Apply("maximum", (inner, bounds[0]))
+        if high is not None:
+            inner = Apply("minimum", (inner, bounds[-1]))
+        assert isinstance(inner, Apply)
+        return inner
+
+    return apply_op(
+        "clamp",
+        operands,
+        pointwise_spec(len(operands)),
+        tree,
+        rule="clamp",
+        attributes={"low": low, "high": high},
+    )
+
+
+def stop_gradient(x: TensorLike) -> Tensor:
+    """Return x with no gradient: what lies behind is frozen for this use."""
+    return apply_op("identity", (lift(x),), pointwise_spec(1), lambda a: a, rule=None, label=lift(x).label)
+
+
+# -- activations made of several ops ------------------------------------------------------------------------------
+
+
+@composite("gelu", float_only=True)
+def _gelu_erf(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+
+
+@composite("gelu", float_only=True)
+def _gelu_tanh(x: Tensor) -> Tensor:
+    # 0.5 x (1 + tanh u) = x sigmoid(2u): one exponential, no cancellation in the negative tail
+    u = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
+    return x * sigmoid(2.0 * u)
+
+
+def gelu(x: TensorLike, *, approximate: str = "none") -> Tensor:
+    """Gaussian error linear unit: x * Phi(x); ``approximate="tanh"`` gives Hendrycks and Gimpel's tanh form."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
+    return (_gelu_tanh if approximate == "tanh" else _gelu_erf)(lift(x))
+
+
+@composite("silu", float_only=True)
+def _silu(x: Tensor) -> Tensor:
+    return x * sigmoid(x)
+
+
+def silu(x: TensorLike) -> Tensor:
+    """x * sigmoid(x)."""
+    return _silu(lift(x))
+
+
+@composite("softplus", float_only=True)
+def _softplus(x: Tensor) -> Tensor:
+    return relu(x) + log(1.0 + exp(-abs_(x)))
+
+
+def softplus(x: TensorLike) -> Tensor:
+    """log(1 + exp(x)) without overflow."""
+    return _softplus(lift(x))
+
+
+@composite("leaky_relu")
+def _leaky_relu(x: Tensor, slope: float) -> Tensor:
+    return where(x > 0.0, x, slope * x)
+
+
+def leaky_relu(x: TensorLike, slope: float = 0.01) -> Tensor:
+    """x where positive, else slope * x."""
+    return _leaky_relu(lift(x), slope)

@@ -1,0 +1,184 @@
+"""Losses: composites whose result is f32 or wider by construction, whatever the model's precision."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .composite import composite
+from .errors import ShapeError
+from .functions.axes import LAST_OUTPUT, Axes, axes_of
+from .functions.indexing import check_ids
+from .functions.normalised import logsumexp_inside
+from .functions.reductions import divided_by_count, reduce_tree
+from .source import user_source
+from .specs import Spec
+from .statements import Access, Apply, DimValue, Expr, IterValue, Literal_, Slot
+from .tensor import Tensor, TensorLike, apply_op, lift, no_gradient
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def cross_entropy(
+    logits: TensorLike,
+    labels: TensorLike,
+    *,
+    axis: Any = LAST_OUTPUT,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    mask: TensorLike | None = None,
+) -> Tensor:
+    """-log softmax(logits)[label], over the class ``axis``.
+
+    Integer labels have the logits' shape without the class axis (out of range: clamped); float labels are class
+    probabilities of the logits' shape. The mean is over all remaining cells that ``mask`` (not 0) and ``ignore_index``
+    leave, one cell; with none left it is 0. The result is f32 or wider.
+    """
+    x, target = lift(logits), lift(labels)
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'cross_entropy: reduction is "mean", "sum" or "none", not {reduction!r}')
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r}")
+    specified = target.node.settled or target.node.specified
+    soft = specified is not None and specified.prec.is_float
+    if not soft:
+        check_ids(target, "cross_entropy")
+    elif ignore_index is not None:
+        raise ValueError("cross_entropy: ignore_index goes with integer labels; use mask= with class probabilities")
+    weights = None if mask is None else lift(mask)
+    return _cross_entropy(x, (target, soft, weights), axis, reduction, float(label_smoothing), ignore_index)
+
+
+@composite("cross_entropy", float_only=True, wide_result=True)
+def _cross_entropy(
+    x: Tensor,
+    others: tuple[Tensor, bool, Tensor | None],
+    axis: Any,
+    reduction: Reduction,
+    smoothing: float,
+    ignore_index: int | None,
+) -> Tensor:
+    labels, soft, mask = others
+    axes = axes_of(x, axis, what="cross_entropy")
+    if len(axes.names) != 1:
+        raise ShapeError(f"cross_entropy: expected one class axis, got {axis!r} ({user_source().quoted()})")
+    total = logsumexp_inside(x, axes)
+    picked = _picked_soft(x, labels, axes) if soft else _picked(x, labels, axes)
+    if smoothing:
+        average = divided_by_count(
+            reduce_tree("sum", (x,), axes, (axes.full,), lambda a: a), x, axes, keepdims=False
+        )
+        picked = picked * (1.0 - smoothing) + average * smoothing
+    cells = total - picked
+    valid = _valid(labels, mask, ignore_index, axes)
+    if valid is not None:
+        cells = apply_op(
+            "where",
+            (valid, cells),
+            Spec((axes.kept, axes.kept), axes.kept),
+            lambda v, a: Apply("where", (v, a, Literal_(0.0))),
+            slots=(Slot.PREDICATE, Slot.DATA),
+        )
+    if reduction == "none":
+        return cells
+    every = axes_of(cells, None)
+    summed = reduce_tree("sum", (cells,), every, (every.full,), lambda a: a)
+    if reduction == "sum":
+        return summed
+    if valid is None:
+        return divided_by_count(summed, cells, every, keepdims=False)
+    with no_gradient():
+        count = reduce_tree("sum", (valid,), every, (every.full,), lambda a: a)
+    return apply_op(
+        "divide_by_count",
+        (summed, count),
+        Spec((every.kept, every.kept), every.kept),
+        lambda s, n: Apply("div", (s, Apply("maximum", (n, Literal_(1.0))))),
+    )
+
+
+def _picked(x: Tensor, labels: Tensor, axes: Axes) -> Tensor:
+    """The logit of the label, written as a masked sum so that the gradient needs no scatter."""
+    (name,) = axes.names
+
+    def tree(a: Access, label: Access) -> Expr:
+        last = Apply("sub", (DimValue((name,)), Literal_(1)))
+        clamped = Apply("maximum", (Apply("minimum", (label, last)), Literal_(0)))
+        return Apply("where", (Apply("eq", (IterValue(name), clamped)), a, Literal_(0.0)))
+
+    return apply_op(
+        "pick_label",
+        (x, labels),
+        Spec((axes.full, axes.kept), axes.kept),
+        tree,
+        reduction="add",
+        slots=(Slot.DATA, Slot.INDEX),
+        attributes={"reduction": "add", "axes": axes},
+    )
+
+
+def _picked_soft(x: Tensor, labels: Tensor, axes: Axes) -> Tensor:
+    def tree(a: Access, p: Access) -> Expr:
+        return Apply("where", (Apply("eq", (p, Literal_(0.0))), Literal_(0.0), Apply("mul", (p, a))))
+
+    return reduce_tree("pick_label", (x, labels), axes, (axes.full, axes.full), tree)
+
+
+def _valid(labels: Tensor, mask: Tensor | None, ignore_index: int | None, axes: Axes) -> Tensor | None:
+    if mask is None and ignore_index is None:
+        return None
+    operands, specs, slots = [labels], [axes.kept], [Slot.INDEX]
+    if mask is not None:
+        operands, specs, slots = [*operands, mask], [*specs, axes.kept], [*slots, Slot.PREDICATE]
+    if ignore_index is None:
+        operands, specs, slots = operands[1:], specs[1:], slots[1:]
+
+    def tree(*reads: Access) -> Expr:
+        tests: list[Expr] = []
+        if ignore_index is not None:
+            tests.append(Apply("ne", (reads[0], Literal_(ignore_index))))
+        if mask is not None:
+            tests.append(reads[-1])
+        test = tests[0] if len(tests) == 1 else Apply("and", tuple(tests))
+        return Apply("where", (test, Literal_(1.0), Literal_(0.0)))
+
+    return apply_op("valid", operands, Spec(tuple(specs), axes.kept), tree, slots=slots, rule=None)
+
+
+# -- regression and margin losses ---------------------------------------------------------------------------------
+
+
+def _reduced(cells: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return cells
+    every = axes_of(cells, None)
+    total = reduce_tree("sum", (cells,), every, (every.full,), lambda a: a)
+    return total if reduction == "sum" else divided_by_count(total, cells, every, keepdims=False)
+
+
+def _check(reduction: str, what: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'{what}: reduction is "mean", "sum" or "none", not {reduction!r}')
+
+
+@composite("mse", float_only=True, wide_result=True)
+def _mse(x: Tensor, y: Tensor, reduction: Reduction) -> Tensor:
+    difference = x - y
+    return _reduced(difference * difference, reduction)
+
+
+def mse(x: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tensor:
+    """Squared error, reduced over all cells."""
+    _check(reduction, "mse")
+    return _mse(lift(x), lift(y), reduction)
+
+
+@composite("mae", float_only=True, wide_result=True)
+def _mae(x: Tensor, y: Tensor, reduction: Reduction) -> Tensor:
+    return _reduced(abs(x - y), reduction)
+
+
+def mae(x: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tensor:
+    """Absolute error, reduced over all cells."""
+    _check(reduction, "mae")
+    return _mae(lift(x), lift(y), reduction)

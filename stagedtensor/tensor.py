@@ -1,0 +1,421 @@
+"""``Tensor`` and op application: builds nodes, records and statements; runs nothing.
+
+A tensor is a value node, perhaps with a gradient node. ``apply_op`` is the single place where an op result comes into
+being. The hook stacks (parameter hooks of ``master_weights``, open composites, block names) are context variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from . import precision as formats
+from .conversion import ingest
+from .dims import DeclaredAxis, DeclaredRow, DeclaredShape
+from .errors import PrecisionError
+from .node import Node, Placement, Role, Specified
+from .op_table import OPS
+from .precision import Prec, precision
+from .session import session_of
+from .source import Source, user_source
+from .specs import CONTRACTION, Spec, pointwise
+from .statements import Access, Apply, Composite, Expr, Operand, OpRecord, Scope, Slot, Statement, WriteOp
+
+TensorLike: TypeAlias = Any
+"""A Tensor, a Python or NumPy number, a nested list or an array."""
+
+ParameterHook: TypeAlias = Callable[["Tensor"], "Tensor"]
+
+_parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_parameter_hook", default=None)
+_composite: ContextVar[Composite | None] = ContextVar("stagedtensor_composite", default=None)
+_without_gradient: ContextVar[bool] = ContextVar("stagedtensor_without_gradient", default=False)
+
+
+class Params(tuple["Tensor", ...]):
+    """A tuple of parameters whose membership test is identity (``==`` on tensors builds a comparison)."""
+
+    __slots__ = ()
+
+    def __contains__(self, item: object) -> bool:
+        return any(entry is item for entry in self)
+
+    def index(self, item: Any, *bounds: Any) -> int:
+        """Return the position of ``item`` by identity."""
+        for position, entry in enumerate(self):
+            if entry is item:
+                return position
+        raise ValueError(f"{item!r} is not among these parameters")
+
+
+class Tensor:
+    """A value node with its gradient node, if any. Built by functions of this package, never directly.
+
+    Looking at it (``shape``, ``precision``, ``repr``) solves on a throw-away copy and changes nothing.
+    """
+
+    __slots__ = ("__weakref__", "node")
+    __array_priority__ = 1000
+    __array_ufunc__ = None  # numpy defers to our reflected operators
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        if node.tensor is None:
+            node.tensor = self
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The label: a parameter's path, a placeholder's name, or what an op called its result."""
+        return self.node.label
+
+    @property
+    def label(self) -> str:
+        """The name shown in errors and generated source; may be assigned."""
+        return self.node.label
+
+    @label.setter
+    def label(self, text: str) -> None:
+        self.named(text)
+
+    def named(self, text: str) -> Tensor:
+        """Give the tensor a label and return it."""
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"a label is a non-empty string, not {text!r}")
+        self.node.label = text
+        if self.node.gradient is not None:
+            self.node.gradient.label = f"{text}.grad"
+        return self
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient as a tensor of its own, or None where nothing leads to a parameter."""
+        gradient = self.node.gradient
+        return None if gradient is None else tensor_of(gradient)
+
+    @property
+    def params(self) -> Params:
+        """The trainable and frozen parameters this tensor depends on, in construction order."""
+        found = [node for node in ancestors([self.node]) if node.role is Role.PARAM]
+        return Params(tensor_of(node) for node in sorted(found, key=lambda node: node.number))
+
+    # -- operators ------------------------------------------------------------------------------------------------
+    def __add__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("add", self, other)
+
+    def __radd__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("add", other, self)
+
+    def __sub__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("sub", self, other)
+
+    def __rsub__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("sub", other, self)
+
+    def __mul__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("mul", self, other)
+
+    def __rmul__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("mul", other, self)
+
+    def __truediv__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("div", self, other)
+
+    def __rtruediv__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("div", other, self)
+
+    def __floordiv__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("floordiv", self, other)
+
+    def __rfloordiv__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("floordiv", other, self)
+
+    def __mod__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("mod", self, other)
+
+    def __rmod__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("mod", other, self)
+
+    def __pow__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("pow", self, other)
+
+    def __rpow__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("pow", other, self)
+
+    def __neg__(self) -> Tensor:
+        return apply_pointwise("neg", self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return apply_pointwise("abs", self)
+
+    def __matmul__(self, other: TensorLike) -> Tensor:
+        return matmul(self, other)
+
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
+        return matmul(other, self)
+
+    def __lt__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("lt", self, other)
+
+    def __le__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("le", self, other)
+
+    def __gt__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("gt", self, other)
+
+    def __ge__(self, other: TensorLike) -> Tensor:
+        return apply_pointwise("ge", self, other)
+
+    def __eq__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return apply_pointwise("eq", self, other)
+
+    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return apply_pointwise("ne", self, other)
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth of tensor {self.label!r} is not known while the program is built; use st.where, "
+            "or read it with ctx.get_values after a run"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(f"tensor {self.label!r} has no len(); see .shape")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise TypeError(f"tensor {self.label!r} is not iterable; index it (x[i]) or read it with ctx.get_values")
+
+
+def tensor_of(node: Node) -> Tensor:
+    """Return the canonical tensor over ``node``."""
+    existing: Tensor | None = node.tensor
+    return existing if existing is not None else Tensor(node)
+
+
+def ancestors(roots: Sequence[Node]) -> list[Node]:
+    """Return the nodes that ``roots`` are computed from (roots included), depth-first post-order by operand slot."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        if node.record is not None:
+            stack.extend((operand.node, False) for operand in reversed(node.record.operands) if operand.node not in seen)
+    return order
+
+
+# -- lifting ------------------------------------------------------------------------------------------------------
+
+
+def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
+    """Return ``value`` as a tensor: numbers and nested lists become literals, arrays constants of their own format."""
+    if isinstance(value, Tensor):
+        return value
+    data, prec = ingest(value)
+    axes = tuple(DeclaredAxis(size) for size in data.shape)
+    role = Role.LITERAL if prec is None else Role.CONSTANT
+    node = new_node(
+        role,
+        label or _literal_label(value),
+        declared=DeclaredShape(output=DeclaredRow(axes)),
+        top_down=role is Role.LITERAL,
+    )
+    node.data = data.copy()
+    if prec is None:
+        node.literal = value
+    else:
+        node.specified = Specified(prec, node.source, "data")
+    return Tensor(node)
+
+
+def _literal_label(value: Any) -> str:
+    return f"{value}" if isinstance(value, int | float) else "constant"
+
+
+def new_node(role: Role, label: str, **options: Any) -> Node:
+    """Create a node inside the open composite, if any."""
+    node = Node(role, label, **options)
+    composite = _composite.get()
+    if composite is not None:
+        node.composite = composite.outermost
+        composite.outermost.interior.append(node)
+        names = []
+        part: Composite | None = composite
+        while part is not None:
+            names.append(part.name)
+            part = part.parent
+        node.tags = frozenset(names)
+    return node
+
+
+def add_gradient(node: Node) -> None:
+    """Give ``node`` a gradient node."""
+    gradient = new_node(Role.GRADIENT, f"{node.label}.grad", value=node, source=node.source, session=node.session)
+    gradient.composite, gradient.tags = node.composite, node.tags
+    node.gradient = gradient
+
+
+@contextmanager
+def no_gradient() -> Iterator[None]:
+    """Build ops whose results carry no gradient."""
+    token = _without_gradient.set(True)
+    try:
+        yield
+    finally:
+        _without_gradient.reset(token)
+
+
+# -- op application -----------------------------------------------------------------------------------------------
+
+TreeBuilder: TypeAlias = Callable[..., Expr]
+
+
+def apply_op(
+    kind: str,
+    operands: Sequence[Tensor],
+    spec: Spec,
+    tree: TreeBuilder,
+    *,
+    reduction: WriteOp | None = None,
+    slots: Sequence[Slot] | None = None,
+    rule: str | None = "tree",
+    attributes: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    captures: Mapping[str, int] | None = None,
+    label: str | None = None,
+    text: str = "",
+    prec: Prec | None = None,
+    composite: Composite | None = None,
+    top_down: bool = False,
+    source: Source | None = None,
+    session_from: Node | None = None,
+) -> Tensor:
+    """Build one op result: its node, gradient node, scope, forward statement and record.
+
+    ``tree`` maps the operands' accesses to the statement's expression. ``rule`` names the gradient rule; None makes
+    the op non-differentiable. ``prec`` fixes the result's precision (casts, argmax).
+    """
+    nodes = tuple(operand.node for operand in operands)
+    slots = tuple(slots) if slots is not None else (Slot.DATA,) * len(nodes)
+    home = session_from or (nodes[0] if nodes else None)
+    source = source or user_source()
+    if home is None:
+        result = new_node(Role.OP, label or kind, source=source, top_down=top_down)
+    else:
+        with session_of(home.session):
+            result = new_node(Role.OP, label or kind, source=source, top_down=top_down)
+    scope = Scope(spec, nodes, result, source, kind, sizes=dict(sizes or {}), captures=dict(captures or {}))
+    reads = tuple(Access(node, rows) for node, rows in zip(nodes, spec.operands, strict=True))
+    statement = Statement(
+        Access(result, spec.result), tree(*reads), scope, op=reduction, source=source, text=text or kind
+    )
+    record = OpRecord(
+        kind,
+        tuple(map(Operand, nodes, slots)),
+        result,
+        scope,
+        (statement,),
+        rule,
+        dict(attributes or {}),
+        composite,
+    )
+    result.record = record
+    for node in dict.fromkeys(nodes):
+        node.consumers.append(record)
+    if prec is not None:
+        result.specified = Specified(prec, source, "cast" if kind == "cast" else "range")
+    carries = rule is not None and any(
+        node.gradient is not None for node, slot in zip(nodes, slots, strict=True) if slot is Slot.DATA
+    )
+    if carries and not _without_gradient.get() and (prec is None or prec.is_float):
+        add_gradient(result)
+    return Tensor(result)
+
+
+def apply_pointwise(op: str, *values: TensorLike, label: str | None = None) -> Tensor:
+    """Apply a row of the op table pointwise with broadcasting."""
+    row = OPS[op]
+    operands = tuple(lift(value) for value in values)
+    slots = tuple(Slot.PREDICATE if at in row.predicates else Slot.DATA for at in range(len(operands)))
+    return apply_op(
+        op,
+        operands,
+        pointwise(len(operands)),
+        lambda *reads: Apply(op, reads),
+        slots=slots if row.op_class == "select" else None,
+        rule="tree" if row.differentiable else None,
+        attributes={"float_only": True} if row.float_only else None,
+        label=label,
+    )
+
+
+def matmul(left: TensorLike, right: TensorLike) -> Tensor:
+    """Contract the input row of ``left`` with the output row of ``right``; batch rows broadcast."""
+    return apply_op(
+        "matmul",
+        (lift(left), lift(right)),
+        CONTRACTION,
+        lambda a, b: Apply("mul", (a, b)),
+        reduction="add",
+        attributes={"reduction": "add", "combine": "mul"},
+    )
+
+
+def cast(x: TensorLike, prec: Any, *, saturate: bool = False) -> Tensor:
+    """Convert ``x`` to ``prec``: one rounding forward; the gradient converts back at its store.
+
+    Returns ``x`` itself if its precision is already fixed at ``prec``. A cast from or to an integer has no gradient.
+    """
+    tensor, target = lift(x), precision(prec)
+    if not isinstance(saturate, bool):
+        raise TypeError(f"saturate is True or False, not {saturate!r}")
+    node = tensor.node
+    fixed = node.settled.prec if node.settled else node.specified.prec if node.specified else None
+    if fixed is target and not saturate:
+        return tensor
+    if target is formats.u4x32 or fixed is formats.u4x32:
+        raise PrecisionError(
+            f"u4x32 is counter state and cannot be cast (tensor {tensor.label!r}, {user_source().quoted()})"
+        )
+    if saturate and not target.is_float:
+        raise PrecisionError(
+            f"saturate=True means nothing on the integer format {target} (tensor {tensor.label!r}, "
+            f"{user_source().quoted()}); integers wrap, floats saturate when cast to integers anyway"
+        )
+    result = apply_op(
+        "cast",
+        (tensor,),
+        pointwise(1),
+        lambda a: a,
+        rule="tree" if target.is_float and (fixed is None or fixed.is_float) else None,
+        prec=target,
+        label=f"{tensor.label}.{target}",
+    )
+    if saturate:
+        result.node.saturate = True
+    return result
+
+
+def place(t: Tensor, placement: Placement | str) -> Tensor:
+    """Ask that ``t`` be ``"virtual"`` (no buffer, recomputed at each read), ``"materialized"``, or ``"auto"``.
+
+    Values never depend on it.
+    """
+    try:
+        t.node.placement = Placement(placement)
+    except ValueError:
+        choices = ", ".join(repr(item.value) for item in Placement)
+        raise ValueError(f"unknown placement {placement!r}; expected one of {choices}") from None
+    return t
