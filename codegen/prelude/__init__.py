@@ -6,7 +6,7 @@ are the C library's, agree within 2 ulp). ``mirror`` holds the same functions in
 contracts nor reassociates floating-point expressions: ``-ffp-contract=off -fwrapv`` and no fast-math.
 
 Storage in C: f16 and bf16 are uint16_t, fp8 and bool uint8_t. Known features: ``fma`` (a hardware fused multiply-add),
-``sse4.1`` and ``neon`` (rounding instructions); others are ignored. The conversion instructions F16C and AVX512-BF16 are left
+``avx`` and ``neon`` (rounding instructions); others are ignored. The conversion instructions F16C and AVX512-BF16 are left
 alone: compilers do not vectorise the first from plain C, and the second flushes subnormals.
 """
 
@@ -19,10 +19,14 @@ from stagedtensor.codegen.prelude.conversions import conversion as conversion
 from stagedtensor.codegen.prelude.conversions import conversion_sections
 from stagedtensor.codegen.prelude.sections import Section, written_sections
 from stagedtensor.errors import InternalError
+from stagedtensor.precision import Prec, precision
 
-__all__ = ["DIALECTS", "FEATURES", "conversion", "known_names", "prelude_source"]
+__all__ = ["DIALECTS", "FEATURES", "conversion", "known_names", "op_function", "prelude_source"]
 
-FEATURES = frozenset({"fma", "sse4.1", "neon"})
+FEATURES = frozenset({"fma", "avx", "neon"})
+
+# Ops of the op table whose function has another stem.
+_STEMS = {"mod": "floormod", "maximum": "max", "minimum": "min"}
 
 # Always inlined: a loop around a call that stays a call is not vectorised.
 _HEADS = {
@@ -75,6 +79,16 @@ def known_names() -> frozenset[str]:
     return frozenset(_sections())
 
 
+def op_function(op: str, prec: Prec | str) -> str | None:
+    """Return the function that computes a scalar op of the op table at `prec`, or None where C's own operator does.
+
+    >>> op_function("mod", "i32"), op_function("add", "f32")
+    ('st_floormod_i32', None)
+    """
+    name = f"st_{_STEMS.get(op, op)}_{precision(prec).name}"
+    return name if name in _sections() else None
+
+
 def _choose(name: str, dialect: str, features: frozenset[str]) -> Section:
     for section in _sections().get(name, ()):
         if section.serves(dialect, features):
@@ -82,9 +96,7 @@ def _choose(name: str, dialect: str, features: frozenset[str]) -> Section:
     raise InternalError(f"the prelude has no {name!r} for dialect {dialect!r}")
 
 
-def prelude_source(
-    names: Iterable[str], *, dialect: str = "c", features: frozenset[str] = frozenset()
-) -> str:
+def prelude_source(names: Iterable[str], *, dialect: str = "c", features: frozenset[str] = frozenset()) -> str:
     """Return the text that defines `names` and what they depend on, each once, dependencies first.
 
     The text depends on the set of names, the dialect and the features alone. Raises InternalError for an unknown name or

@@ -17,7 +17,7 @@ ST_FN @F@ st_max_@S@(@F@ a, @F@ b) { return (a >= b) | (a != a) ? a : b; }
 /* The smaller operand, the first at ties (so also between -0 and +0); NaN if either is NaN, the first NaN if both. */
 ST_FN @F@ st_min_@S@(@F@ a, @F@ b) { return (a <= b) | (a != a) ? a : b; }
 
-//! st_trunc_f32 | dialect c | if sse4.1
+//! st_trunc_f32 | dialect c | if avx neon
 /* Toward zero, sign of zero kept: one instruction of this target. */
 ST_FN float st_trunc_f32(float x) { return __builtin_truncf(x); }
 //! st_trunc_f32 | dialect cuda
@@ -32,7 +32,7 @@ ST_FN float st_trunc_f32(float x) {
     float whole = (float)(int32_t)(fractional ? magnitude : 0.0f);
     return st_from_bits_f32(st_bits_f32(fractional ? whole : magnitude) | sign);
 }
-//! st_floor_f32 | dialect c | if sse4.1
+//! st_floor_f32 | dialect c | if avx neon
 /* Toward minus infinity, sign of zero kept: one instruction of this target. */
 ST_FN float st_floor_f32(float x) { return __builtin_floorf(x); }
 //! st_floor_f32 | dialect cuda
@@ -44,7 +44,7 @@ ST_FN float st_floor_f32(float x) {
     float whole = st_trunc_f32(x);
     return whole > x ? whole - 1.0f : whole;
 }
-//! st_ceil_f32 | dialect c | if sse4.1
+//! st_ceil_f32 | dialect c | if avx neon
 /* Toward plus infinity, sign of zero kept: one instruction of this target. */
 ST_FN float st_ceil_f32(float x) { return __builtin_ceilf(x); }
 //! st_ceil_f32 | dialect cuda
@@ -56,7 +56,7 @@ ST_FN float st_ceil_f32(float x) {
     float whole = st_trunc_f32(x);
     return whole < x ? whole + 1.0f : whole;
 }
-//! st_round_f32 | dialect c | if sse4.1
+//! st_round_f32 | dialect c | if avx neon
 /* To the nearest integer, ties to even, sign of zero kept: one instruction of this target. */
 ST_FN float st_round_f32(float x) { return __builtin_rintf(x); }
 //! st_round_f32 | dialect cuda
@@ -181,7 +181,7 @@ ST_FN @T@ st_floordiv_@S@(@T@ a, @T@ b) { return (@T@)(b == 0 ? 0 : a / (b == 0 
 /* a modulo b; 0 where b is 0. */
 ST_FN @T@ st_floormod_@S@(@T@ a, @T@ b) { return (@T@)(a % (b == 0 ? 1 : b)); }
 //! st_pow_@S@ | for i64 i32 i16 i8
-/* base to the exponent, modulo 2^@BITS@. A negative exponent gives the reciprocal truncated: 0, or +-1 for a base of +-1. */
+/* base to the exponent, modulo 2^@BITS@; 0 for a negative exponent, whatever the base. */
 ST_FN @T@ st_pow_@S@(@T@ base, @T@ exponent) {
     @U@ result = 1, square = (@U@)base, bits = (@U@)exponent;
     for (int turn = 0; turn < @BITS@ - 1; ++turn) {
@@ -189,8 +189,7 @@ ST_FN @T@ st_pow_@S@(@T@ base, @T@ exponent) {
         square = (@U@)((@W@)square * square);
         bits = (@U@)(bits >> 1);
     }
-    @T@ reciprocal = (@T@)(base == 1 ? 1 : base == -1 ? 1 - 2 * (exponent & 1) : 0);
-    return exponent < 0 ? reciprocal : (@T@)result;
+    return exponent < 0 ? (@T@)0 : (@T@)result;
 }
 //! st_pow_@S@ | for u64 u32 u16 u8
 /* base to the exponent, modulo 2^@BITS@. */

@@ -83,26 +83,30 @@ ST_FN uint32_t st_is_nonfinite_f8e5m2(uint8_t x) { return (uint32_t)((x & 0x7cu)
 ST_FN uint32_t st_is_nonfinite_f8e4m3(uint8_t x) { return (uint32_t)((x & 0x7fu) == 0x7fu); }
 
 //! st_flush_f64 | needs st_bits_f64 st_from_bits_f64
-/* x, or a zero of its sign where x is below the least normal number. */
+/* x, or +0 where its magnitude is below the least normal number. */
 ST_FN double st_flush_f64(double x) {
     uint64_t bits = st_bits_f64(x);
-    return st_from_bits_f64((bits & 0x7ff0000000000000u) == 0u ? bits & 0x8000000000000000u : bits);
+    return st_from_bits_f64((bits & 0x7ff0000000000000u) == 0u ? (uint64_t)0 : bits);
 }
 //! st_flush_f32 | needs st_bits_f32 st_from_bits_f32
-/* x, or a zero of its sign where x is below the least normal number. */
+/* x, or +0 where its magnitude is below the least normal number. */
 ST_FN float st_flush_f32(float x) {
     uint32_t bits = st_bits_f32(x);
-    return st_from_bits_f32((bits & 0x7f800000u) == 0u ? bits & 0x80000000u : bits);
+    return st_from_bits_f32((bits & 0x7f800000u) == 0u ? 0u : bits);
 }
 //! st_flush_f16
-/* The stored code, or a zero of its sign where it is below the least normal number. */
-ST_FN uint16_t st_flush_f16(uint16_t x) { return (x & 0x7c00u) == 0u ? (uint16_t)(x & 0x8000u) : x; }
+/* The stored code, or that of +0 where the magnitude is below the least normal number. */
+ST_FN uint16_t st_flush_f16(uint16_t x) { return (x & 0x7c00u) == 0u ? (uint16_t)0 : x; }
 //! st_flush_bf16
-/* The stored code, or a zero of its sign where it is below the least normal number. */
-ST_FN uint16_t st_flush_bf16(uint16_t x) { return (x & 0x7f80u) == 0u ? (uint16_t)(x & 0x8000u) : x; }
+/* The stored code, or that of +0 where the magnitude is below the least normal number. */
+ST_FN uint16_t st_flush_bf16(uint16_t x) { return (x & 0x7f80u) == 0u ? (uint16_t)0 : x; }
 //! st_flush_f8e5m2
-/* The stored code, or a zero of its sign where it is below the least normal number. */
-ST_FN uint8_t st_flush_f8e5m2(uint8_t x) { return (x & 0x7cu) == 0u ? (uint8_t)(x & 0x80u) : x; }
+/* The stored code, or that of +0 where the magnitude is below the least normal number. */
+ST_FN uint8_t st_flush_f8e5m2(uint8_t x) { return (x & 0x7cu) == 0u ? (uint8_t)0 : x; }
 //! st_flush_f8e4m3
-/* The stored code, or a zero of its sign where it is below the least normal number. */
-ST_FN uint8_t st_flush_f8e4m3(uint8_t x) { return (x & 0x78u) == 0u ? (uint8_t)(x & 0x80u) : x; }
+/* The stored code, or that of +0 where the magnitude is below the least normal number. */
+ST_FN uint8_t st_flush_f8e4m3(uint8_t x) { return (x & 0x78u) == 0u ? (uint8_t)0 : x; }
+
+//! st_nonfinite_@S@ | for f32 f64 | needs st_is_nonfinite_@S@ st_from_bits_@S@
+/* Infinity for infinities and NaN, else +0: sums of it tell whether a tensor was finite. */
+ST_FN @F@ st_nonfinite_@S@(@F@ x) { return st_from_bits_@S@(st_is_nonfinite_@S@(x) != 0u ? @INF@ : 0u); }

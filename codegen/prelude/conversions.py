@@ -98,12 +98,12 @@ def _body(source: Prec, target: Prec, saturating: bool) -> tuple[str, tuple[str,
     # A float beyond 32 bits has saturated already, and truncation commutes with a clamp at integers.
     via = f"st_{source.name}_to_i32"
     low, high = int(target.min_finite), int(target.max_finite)
-    return (
+    clamped = (
         f"int32_t whole = {via}(x);\n"
         f"    whole = whole < {low} ? {low} : whole;\n"
-        f"    return ({target.c_type})(whole > {high} ? {high} : whole);",
-        (via,),
+        f"    return ({target.c_type})(whole > {high} ? {high} : whole);"
     )
+    return clamped, (via,)
 
 
 def _chains(spelt_out: frozenset[str]) -> Iterator[Section]:

@@ -77,3 +77,28 @@ ST_FN double st_normal_f64(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     double radius = sqrt(-2.0 * log(1.0 - st_uniform_f64(a, b)));
     return radius * cos(0x1.921fb54442d18p+2 * st_uniform_f64(c, d));
 }
+
+//! st_random_uniform_f32 | needs st_threefry st_uniform_f32
+/* The uniform number of one counter value in the stream that the two keys name. */
+ST_FN float st_random_uniform_f32(uint32_t key0, uint32_t key1, uint64_t counter) {
+    u4x32_t words = st_threefry(key0, key1, counter);
+    return st_uniform_f32(words.v[0]);
+}
+//! st_random_uniform_f64 | needs st_threefry st_uniform_f64
+/* The uniform number of one counter value in the stream that the two keys name. */
+ST_FN double st_random_uniform_f64(uint32_t key0, uint32_t key1, uint64_t counter) {
+    u4x32_t words = st_threefry(key0, key1, counter);
+    return st_uniform_f64(words.v[0], words.v[1]);
+}
+//! st_random_normal_f32 | needs st_threefry st_normal_f32
+/* The standard normal number of one counter value in the stream that the two keys name. */
+ST_FN float st_random_normal_f32(uint32_t key0, uint32_t key1, uint64_t counter) {
+    u4x32_t words = st_threefry(key0, key1, counter);
+    return st_normal_f32(words.v[0], words.v[1]);
+}
+//! st_random_normal_f64 | needs st_threefry st_normal_f64
+/* The standard normal number of one counter value in the stream that the two keys name. */
+ST_FN double st_random_normal_f64(uint32_t key0, uint32_t key1, uint64_t counter) {
+    u4x32_t words = st_threefry(key0, key1, counter);
+    return st_normal_f64(words.v[0], words.v[1], words.v[2], words.v[3]);
+}

@@ -3,7 +3,7 @@
 In: the ``*.h`` files beside this module. Out: :class:`Section` values. A file is a row of sections, each opened by a line
 ``//! name | clause | clause``. Clauses: ``needs a b`` (other sections), ``include math.h``, ``dialect c`` or
 ``dialect cuda``, ``if fma`` (any one of the target features listed), ``for f32 f64`` (one copy a format, with ``@S@`` its
-name, ``@F@`` or ``@T@`` its C type, ``@U@`` the unsigned type, ``@W@`` a type that multiplies without overflow traps, ``@BITS@``
+name, ``@F@`` or ``@T@`` its C type, ``@INF@`` the bits of infinity, ``@U@`` the unsigned type, ``@W@`` a type that multiplies without overflow traps, ``@BITS@``
 its width). Several sections of one name are variants: the first whose clauses hold is taken. Chooses nothing itself.
 """
 
@@ -21,6 +21,7 @@ FILES = ("bits.h", "codecs.h", "arithmetic.h", "transcendental.h", "random.h")
 # 2 / pi = 0.a2f9836e... in hexadecimal, enough for the largest float exponent plus 96 bits.
 _TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163AB
 _TWO_OVER_PI_BITS = 224
+_INFINITY_BITS = {"f32": "0x7f800000u", "f64": "0x7ff0000000000000u"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def _table_text() -> str:
 def _substitutions(name: str) -> dict[str, str]:
     bits = name[1:]
     if name[0] == "f":
-        return {"S": name, "F": "double" if name == "f64" else "float"}
+        return {"S": name, "F": "double" if name == "f64" else "float", "INF": _INFINITY_BITS[name]}
     return {
         "S": name,
         "T": f"{'u' if name[0] == 'u' else ''}int{bits}_t",

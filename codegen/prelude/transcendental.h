@@ -106,8 +106,8 @@ ST_FN float st_log_f32(float x) {
     return st_log_special_f32(x, st_fma_f32(n, 0x1.62e43p-1f, f + tail));
 }
 //! st_log2_f32 | needs st_fma_f32 st_log_exponent_f32 st_log_mantissa_f32 st_log_special_f32
-/* Binary logarithm within 1.6 ulp, exact for powers of two: n + f R(f), where the leading 1 / ln(2) of R is applied in a
-   product of its own and joined by the rest in one fma. */
+/* Binary logarithm within @LOG2@ ulp, exact for powers of two: n + f R(f), where the leading 1 / ln(2) of R is applied in a
+   product of its own, whose rounding error joins the rest. */
 ST_FN float st_log2_f32(float x) {
     float n = (float)st_log_exponent_f32(x), f = st_log_mantissa_f32(x);
     float r = 0x1.0200ccp-3f;
@@ -119,17 +119,21 @@ ST_FN float st_log2_f32(float x) {
     r = st_fma_f32(r, f, 0x1.ec73d4p-2f);
     r = st_fma_f32(r, f, -0x1.71547p-1f);
     r = st_fma_f32(r, f, -0x1.360016p-26f);
-    float fraction = st_fma_f32(f, r, f * 0x1.715476p+0f);
-    return st_log_special_f32(x, n + fraction);
+    float leading = f * 0x1.715476p+0f, error = st_fma_f32(f, 0x1.715476p+0f, -leading);
+    return st_log_special_f32(x, n + (leading + st_fma_f32(f, r, error)));
 }
 
-//! st_sigmoid_f32 | needs st_exp_f32 st_abs_f32
-/* 1 / (1 + e^-x) within 2 ulp. The exponential is taken of -|x|, so it neither overflows nor cancels, and the lower tail
-   keeps its relative accuracy down to the subnormals. */
+//! st_sigmoid_f32 | needs st_fma_f32 st_exp_f32 st_abs_f32
+/* 1 / (1 + e^-x) within @SIGMOID@ ulp. The exponential is taken of -|x|, so it neither overflows nor cancels, and the lower tail
+   keeps its relative accuracy down to the subnormals. The quotient is corrected once for its own rounding and for what
+   1 + e lost, with the reciprocal of 1 + e read off the quotient. */
 ST_FN float st_sigmoid_f32(float x) {
     float e = st_exp_f32(-st_abs_f32(x));
     float numerator = x < 0.0f ? e : 1.0f;
-    return numerator / (1.0f + e);
+    float denominator = 1.0f + e, lost = e - (denominator - 1.0f);
+    float quotient = numerator / denominator;
+    float remainder = st_fma_f32(-quotient, lost, st_fma_f32(-quotient, denominator, numerator));
+    return st_fma_f32(remainder, x < 0.0f ? 1.0f - quotient : quotient, quotient);
 }
 //! st_tanh_f32 | needs st_fma_f32 st_exp_bounded_f32 st_bits_f32 st_from_bits_f32
 /* Hyperbolic tangent within 1.8 ulp. Below 0.625 an odd polynomial x + x^3 T(x^2), relative error 2^-27; beyond it
