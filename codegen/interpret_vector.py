@@ -111,8 +111,8 @@ class BlockRunner:
         for start in range(0, points, ahead):
             count = min(ahead, points - start)
             for step, mask in self._prepared(frame, grid, domain, start, count):
-                states = frame.values | step
-                inner = Frame(states, frame.memory)
+                inner = Frame(frame.values | step, frame.memory)
+                states = inner.values
                 for let in self._step_lets:
                     states[let.symbol] = let.evaluate(inner, mask)
                 new = [item.evaluate(inner, mask) for item in self._updates]
