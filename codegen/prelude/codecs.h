@@ -110,9 +110,10 @@ ST_FN float st_f64_to_f32_sat(double x) {
 ST_FN float st_f64_to_f32_odd(double x) {
     float nearest = (float)x;
     double magnitude = x < 0.0 ? -x : x, back = nearest < 0.0f ? -(double)nearest : (double)nearest;
-    uint32_t bits = st_bits_f32(nearest), even = ~bits & 1u;
-    uint32_t up = (uint32_t)(magnitude > back), down = (uint32_t)(magnitude < back);
-    return st_from_bits_f32(bits + (up & even) - (down & even));
+    uint32_t bits = st_bits_f32(nearest), even = (bits & 1u) - 1u; /* all ones if the last bit is 0 */
+    uint32_t step = magnitude > back ? 1u : 0u;
+    step = magnitude < back ? 0xffffffffu : step;
+    return st_from_bits_f32(bits + (step & even));
 }
 //! st_i64_to_f64_odd
 /* To a double of few enough bits, rounded to odd, so that the next rounding is the only one that counts: beyond 2^53

@@ -95,15 +95,17 @@ def _body(source: Prec, target: Prec, saturating: bool) -> tuple[str, tuple[str,
         widened, needs = _to_f32(source)
         last = f"st_f32_to_{target.name}"
         return f"return {last}({widened});", (*needs, last)
-    # A float beyond 32 bits has saturated already, and truncation commutes with a clamp at integers.
-    via = f"st_{source.name}_to_i32"
+    # A clamp at the ends of the range and truncation commute; NaN, which the first comparison turns into the lower end, is
+    # set apart last. In this order compilers keep the clamps free of branches.
     low, high = int(target.min_finite), int(target.max_finite)
+    number = source.c_type
     clamped = (
-        f"int32_t whole = {via}(x);\n"
-        f"    whole = whole < {low} ? {low} : whole;\n"
-        f"    return ({target.c_type})(whole > {high} ? {high} : whole);"
+        f"{number} above = x > ({number}){low} ? x : ({number}){low};\n"
+        f"    {number} inside = above < ({number}){high} ? above : ({number}){high};\n"
+        f"    int32_t whole = (int32_t)inside;\n"
+        f"    return ({target.c_type})(x == x ? whole : 0);"
     )
-    return clamped, (via,)
+    return clamped, ()
 
 
 def _chains(spelt_out: frozenset[str]) -> Iterator[Section]:

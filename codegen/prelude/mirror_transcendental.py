@@ -304,7 +304,8 @@ def quarter_turns_f32(x: Array) -> Array:
 def remainder_of_turns(turns: Array) -> Array:
     """The distance of fixed-point quarter turns from the nearest whole one, in radians, f64."""
     signed = np.asarray(turns << np.uint64(2)).view(np.int64)
-    return np.asarray(signed.astype(F64) * float.fromhex("0x1.921fb54442d18p-64"))
+    # C sums two halves and loses the last of the 64 bits; the sum rounds as this conversion does.
+    return np.asarray((signed >> np.int64(1)).astype(F64) * float.fromhex("0x1.921fb54442d18p-63"))
 
 
 def sin_of_turns(quarter: Array, r: Array) -> Array:

@@ -27,7 +27,7 @@ ST_FN float st_scale_f32(float x, int32_t n) {
     return x * st_from_bits_f32((uint32_t)(n - half + 127) << 23);
 }
 //! st_exp_f32 | needs st_fma_f32 st_exp_reduced_f32 st_scale_f32 st_bits_f32 st_from_bits_f32
-/* e^x within 1.1 ulp, subnormal results included. The argument is clamped to [-104, 89], where the result is 0 or
+/* e^x within 0.9 ulp, subnormal results included. The argument is clamped to [-104, 89], where the result is 0 or
    infinity anyway, by integer minima on its bits: positive floats order like signed, negative ones like unsigned
    integers, and compilers turn these into single instructions where chained float comparisons become masked copies. */
 ST_FN float st_exp_f32(float x) {
@@ -44,7 +44,7 @@ ST_FN float st_exp_f32(float x) {
     return x == x ? power : x;
 }
 //! st_exp2_f32 | needs st_fma_f32 st_scale_f32 st_bits_f32 st_from_bits_f32
-/* 2^x within 1.1 ulp, exact for integers, subnormal results included. Clamped to [-151, 129] as in st_exp_f32; the
+/* 2^x within 0.9 ulp, exact for integers, subnormal results included. Clamped to [-151, 129] as in st_exp_f32; the
    remainder r = x - n is exact. */
 ST_FN float st_exp2_f32(float x) {
     uint32_t low = st_bits_f32(x);
@@ -89,7 +89,7 @@ ST_FN float st_log_special_f32(float x, float logarithm) {
     return st_from_bits_f32(special);
 }
 //! st_log_f32 | needs st_fma_f32 st_log_exponent_f32 st_log_mantissa_f32 st_log_special_f32
-/* Natural logarithm within 1.1 ulp, subnormal arguments included: n ln(2) + log(1 + f), the latter as f - f^2/2 + f^3 P(f)
+/* Natural logarithm within 0.9 ulp, subnormal arguments included: n ln(2) + log(1 + f), the latter as f - f^2/2 + f^3 P(f)
    with relative error 2^-27. f is added last and n ln(2) comes in two parts, so that nothing cancels badly near 1. */
 ST_FN float st_log_f32(float x) {
     float n = (float)st_log_exponent_f32(x), f = st_log_mantissa_f32(x);
@@ -106,7 +106,7 @@ ST_FN float st_log_f32(float x) {
     return st_log_special_f32(x, st_fma_f32(n, 0x1.62e43p-1f, f + tail));
 }
 //! st_log2_f32 | needs st_fma_f32 st_log_exponent_f32 st_log_mantissa_f32 st_log_special_f32
-/* Binary logarithm within @LOG2@ ulp, exact for powers of two: n + f R(f), where the leading 1 / ln(2) of R is applied in a
+/* Binary logarithm within 1.3 ulp, exact for powers of two: n + f R(f), where the leading 1 / ln(2) of R is applied in a
    product of its own, whose rounding error joins the rest. */
 ST_FN float st_log2_f32(float x) {
     float n = (float)st_log_exponent_f32(x), f = st_log_mantissa_f32(x);
@@ -124,7 +124,7 @@ ST_FN float st_log2_f32(float x) {
 }
 
 //! st_sigmoid_f32 | needs st_fma_f32 st_exp_f32 st_abs_f32
-/* 1 / (1 + e^-x) within @SIGMOID@ ulp. The exponential is taken of -|x|, so it neither overflows nor cancels, and the lower tail
+/* 1 / (1 + e^-x) within 1.5 ulp. The exponential is taken of -|x|, so it neither overflows nor cancels, and the lower tail
    keeps its relative accuracy down to the subnormals. The quotient is corrected once for its own rounding and for what
    1 + e lost, with the reciprocal of 1 + e read off the quotient. */
 ST_FN float st_sigmoid_f32(float x) {
@@ -136,7 +136,7 @@ ST_FN float st_sigmoid_f32(float x) {
     return st_fma_f32(remainder, x < 0.0f ? 1.0f - quotient : quotient, quotient);
 }
 //! st_tanh_f32 | needs st_fma_f32 st_exp_bounded_f32 st_bits_f32 st_from_bits_f32
-/* Hyperbolic tangent within 1.8 ulp. Below 0.625 an odd polynomial x + x^3 T(x^2), relative error 2^-27; beyond it
+/* Hyperbolic tangent within 1.4 ulp. Below 0.625 an odd polynomial x + x^3 T(x^2), relative error 2^-27; beyond it
    1 - 2 / (e^2x + 1). Both are computed and one is selected: no branch. From 10 up the result is 1. */
 ST_FN float st_tanh_f32(float x) {
     uint32_t sign = st_bits_f32(x) & 0x80000000u, bits = st_bits_f32(x) & 0x7fffffffu;
@@ -153,7 +153,7 @@ ST_FN float st_tanh_f32(float x) {
     return x == x ? result : x;
 }
 //! st_erf_f32 | needs st_fma_f32 st_exp_bounded_f32 st_bits_f32 st_from_bits_f32
-/* Error function within 1.5 ulp. Below 0.9375 an odd polynomial x + x E(x^2), beyond it 1 - e^-(x L(x)), where x L(x) fits
+/* Error function within 1.2 ulp. Below 0.9375 an odd polynomial x + x E(x^2), beyond it 1 - e^-(x L(x)), where x L(x) fits
    -log(erfc(x)). Both are computed and one is selected: no branch. From 4 up the result is 1. */
 ST_FN float st_erf_f32(float x) {
     uint32_t sign = st_bits_f32(x) & 0x80000000u, bits = st_bits_f32(x) & 0x7fffffffu;
@@ -179,7 +179,7 @@ ST_FN float st_erf_f32(float x) {
 }
 
 //! st_pow_f32 | needs st_bits_f64 st_from_bits_f64 st_bits_f32 st_from_bits_f32
-/* x to the y within 1 ulp: 2^(y log2|x|) in double, rounded once, with the special cases of C99. A negative base gives NaN
+/* x to the y within 0.51 ulp: 2^(y log2|x|) in double, rounded once, with the special cases of C99. A negative base gives NaN
    unless y is an integer, whose parity then sets the sign; x^0 and 1^y are 1 even for NaN. */
 ST_FN float st_pow_f32(float x, float y) {
     /* log2|x|: exponent plus the series of atanh(s), s = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)). */
@@ -200,10 +200,11 @@ ST_FN float st_pow_f32(float x, float y) {
     double logarithm = (double)exponent + s * series;
     logarithm = base < st_from_bits_f64(0x7ff0000000000000u) ? logarithm : base;
     logarithm = base == 0.0 ? st_from_bits_f64(0xfff0000000000000u) : logarithm;
-    /* 2^product; beyond +-200 the float is 0 or infinity. The comparisons let NaN through. */
+    /* 2^product; beyond +-200 the float is 0 or infinity. The comparison lets NaN through. */
     double product = (logarithm == 0.0) | (y == 0.0f) ? 0.0 : logarithm * (double)y;
-    product = product > 200.0 ? 200.0 : product;
-    product = product < -200.0 ? -200.0 : product;
+    uint64_t sign_bit = st_bits_f64(product) & 0x8000000000000000u;
+    double limit = st_from_bits_f64(sign_bit | 0x4069000000000000u);
+    product = st_from_bits_f64(st_bits_f64(product) ^ sign_bit) > 200.0 ? limit : product;
     double shifted = product + 0x1.8p52, r = product - (shifted - 0x1.8p52);
     double power = 0x1.b3de1e6c146fep-24;
     power = power * r + 0x1.63e6b89414a67p-20;
@@ -216,14 +217,15 @@ ST_FN float st_pow_f32(float x, float y) {
     power = power * r + 0x1.62e42fefa37d2p-1;
     power = power * r + 1.0;
     power = power * st_from_bits_f64((st_bits_f64(shifted) << 52) + 0x3ff0000000000000u);
-    /* Parity of y; floats from 2^24 up are even integers, and so counts infinity. */
+    /* Parity of y; floats from 2^24 up are even integers, and so counts infinity, but not NaN. */
     float magnitude = st_from_bits_f32(st_bits_f32(y) & 0x7fffffffu);
-    int32_t whole = (int32_t)(magnitude < 0x1p24f ? magnitude : 0.0f);
-    int integer = ((float)whole == magnitude) | (magnitude >= 0x1p24f);
-    uint32_t sign = integer ? st_bits_f32(x) & (uint32_t)whole << 31 : 0u;
+    magnitude = magnitude >= 0x1p24f ? 0.0f : magnitude;
+    int32_t whole = (int32_t)(magnitude == magnitude ? magnitude : 0.0f);
+    uint32_t fractional = (float)whole == magnitude ? 0u : 0xffffffffu;
+    uint32_t negative = base < st_from_bits_f64(0x7ff0000000000000u) ? (x < 0.0f ? 0xffffffffu : 0u) : 0u;
+    uint32_t sign = st_bits_f32(x) & (uint32_t)whole << 31 & ~fractional;
     uint32_t result = st_bits_f32((float)power) | sign;
-    int undefined = (x < 0.0f) & (base < st_from_bits_f64(0x7ff0000000000000u)) & !integer;
-    return st_from_bits_f32(undefined ? 0x7fc00000u : result);
+    return st_from_bits_f32((negative & fractional) != 0u ? 0x7fc00000u : result);
 }
 
 //! st_two_over_pi
@@ -246,9 +248,11 @@ ST_FN uint64_t st_quarter_turns_f32(float x) {
     return (top << 32) + middle + (bottom >> 32);
 }
 //! st_remainder_of_turns
-/* The distance of fixed-point quarter turns from the nearest whole one, in radians: a double in [-pi/4, pi/4]. */
+/* The distance of fixed-point quarter turns from the nearest whole one, in radians: a double in [-pi/4, pi/4]. In two halves,
+   because few machines convert vectors of 64-bit integers. */
 ST_FN double st_remainder_of_turns(uint64_t turns) {
-    return (double)(int64_t)(turns << 2) * 0x1.921fb54442d18p-64;
+    int32_t high = (int32_t)(uint32_t)(turns >> 30), low = (int32_t)((uint32_t)(turns << 2) >> 1);
+    return ((double)high * 0x1p31 + (double)low) * 0x1.921fb54442d18p-63;
 }
 //! st_sin_of_turns
 /* sin(quarter * pi / 2 + r) for |r| <= pi / 4, in double: errors 2^-33 and less, so that the float made of it is within
