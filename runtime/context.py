@@ -1,0 +1,445 @@
+"""``Context``: device-resident tensors, compiled routines, and the calls that move data between host and device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stagedtensor import precision as formats
+from stagedtensor.dims import Shape
+from stagedtensor.errors import ContextError, StagedTensorError
+from stagedtensor.initializers import Initializer, stream_key
+from stagedtensor.node import HasNode, Node, Role
+from stagedtensor.numerics import Numerics
+from stagedtensor.precision import Prec
+from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
+from stagedtensor.runtime import linking
+from stagedtensor.runtime.device import Array, Device, MemoryLine
+from stagedtensor.runtime.devices import open_device
+from stagedtensor.runtime.routine import Routine
+from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store, describe
+from stagedtensor.source import user_source
+
+
+@dataclass
+class Stats:
+    """Counts of what a context did; tests read them to prove that ``set_values`` compiles nothing."""
+
+    compiles: int = 0
+    """Programs for which the toolchain ran."""
+    cache_hits: int = 0
+    """Programs whose binary came from the kernel cache."""
+    routine_hits: int = 0
+    """Computations that were compiled before in this context."""
+    runs: int = 0
+    kernel_launches: int = 0
+    uploads: int = 0
+    uploaded_bytes: int = 0
+    downloads: int = 0
+    downloaded_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Every buffer of a context and its routines; sizes in bytes."""
+
+    stored: tuple[MemoryLine, ...]
+    temporaries: Mapping[str, tuple[MemoryLine, ...]]
+    stored_bytes: int
+    arena_bytes: Mapping[str, int]
+    saved_bytes: Mapping[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Stored buffers and the largest routine arena."""
+        return self.stored_bytes + max(self.arena_bytes.values(), default=0)
+
+    def __str__(self) -> str:
+        lines = [f"{line.nbytes:>12}  {line.node}  {line.precision} {line.shape}" for line in self.stored]
+        for name, temporaries in self.temporaries.items():
+            lines.append(
+                f"routine {name}: arena {self.arena_bytes[name]} bytes, planning saved {self.saved_bytes[name]}"
+            )
+            lines += [
+                f"{line.nbytes:>12}  {line.node}  {line.precision} {line.shape}  live {line.live} at {line.offset}"
+                for line in temporaries
+            ]
+        return "\n".join((*lines, f"stored {self.stored_bytes} bytes, peak {self.peak_bytes} bytes"))
+
+
+def node_of(t: HasNode | Node) -> Node:
+    """Return the node of a tensor (or the node itself)."""
+    if isinstance(t, Node):
+        return t
+    node = getattr(t, "node", None)
+    if not isinstance(node, Node):
+        raise TypeError(f"expected a tensor, got {type(t).__name__} ({user_source().quoted()})")
+    return node
+
+
+class Context:
+    """Device-resident tensors and compiled routines on one device.
+
+    ``device``: "auto", "cpu", "reference" (a NumPy interpreter), "cuda", "cuda:1", "cuda-emulated". ``threads``: how many
+    threads a routine may use (results do not depend on it). ``target``: the CPU target, default what the machine has.
+    """
+
+    def __init__(
+        self,
+        device: str = "auto",
+        *,
+        cache_dir: str | Path | None = None,
+        threads: int | None = None,
+        numerics: Numerics | None = None,
+        target: str | None = None,
+    ) -> None:
+        if numerics is not None and not isinstance(numerics, Numerics):
+            raise TypeError(f"numerics is st.Numerics(...), not {numerics!r}")
+        self._device: Device = open_device(device, cache_dir=cache_dir, threads=threads, target=target)
+        self.numerics = numerics or Numerics()
+        self._store = Store(self._device)
+        self._routines: dict[Any, Routine] = {}
+        self._consumed: set[Node] = set()
+        self._stats = Stats()
+        self._busy = threading.Lock()
+        self._closed = False
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+    @property
+    def device_name(self) -> str:
+        """The device in use."""
+        return self._device.name
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of the counts so far."""
+        counts = Stats(**vars(self._stats))
+        counts.uploads, counts.uploaded_bytes = self._store.uploads, self._store.uploaded_bytes
+        counts.downloads, counts.downloaded_bytes = self._store.downloads, self._store.downloaded_bytes
+        return counts
+
+    def memory_report(self) -> MemoryReport:
+        """Report every buffer: node, shape, precision, bytes, live range, arena offset; and what planning saved."""
+        stored = tuple(
+            MemoryLine(node.label, str(held.shape), str(held.prec), held.shape.size * held.prec.bytes)
+            for node, held in self._store.stored.items()
+        )
+        routines = {routine.name: routine.executable for routine in self._routines.values()}
+        return MemoryReport(
+            stored,
+            {name: executable.temporaries for name, executable in routines.items()},
+            sum(line.nbytes for line in stored),
+            {name: executable.arena_bytes for name, executable in routines.items()},
+            {name: executable.saved_bytes for name, executable in routines.items()},
+        )
+
+    # -- compiling ------------------------------------------------------------------------------------------------
+    def compile(
+        self,
+        comp: Comp | HasNode | Iterable[HasNode],
+        *,
+        name: str | None = None,
+        numerics: Numerics | None = None,
+        keep: Iterable[HasNode] = (),
+        tune: bool = False,
+        debug: bool = False,
+        fusion: bool = True,
+    ) -> Routine:
+        """Settle shapes and precisions, generate and compile; errors come here, never at the first run.
+
+        ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
+        The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
+        every node a buffer: slow, the same bits. A failed compile settles nothing.
+        """
+        self._enter()
+        try:
+            computation, wanted = as_computation(comp)
+            kept = frozenset((*wanted, *(node_of(t) for t in keep)))
+            chosen = numerics if numerics is not None else self.numerics
+            key = (computation.key(), kept, chosen.key(), debug, fusion, name)
+            known = self._routines.get(key)
+            if known is not None:
+                self._stats.routine_hits += 1
+                return known
+            started = time.perf_counter()
+            routine = self._build(computation, name or computation.name, chosen, kept, debug=debug, fusion=fusion)
+            routine.compile_seconds = time.perf_counter() - started
+            self._routines[key] = routine
+            return routine
+        finally:
+            self._busy.release()
+
+    def _build(
+        self, comp: Comp, name: str, numerics: Numerics, kept: frozenset[Node], *, debug: bool, fusion: bool
+    ) -> Routine:
+        solved = solve_program(comp, name, keep=kept)
+        facts = linking.inspect(solved, comp)
+        borrowed = frozenset(node for node in facts.inputs if node in self._store.stored)
+        linking.check_inputs(facts, borrowed, kept)
+        program = linking.for_codegen(solved, kept | borrowed)
+        executable = self._device.compile(program, numerics, fusion=fusion, debug=debug)
+        if executable.from_cache:
+            self._stats.cache_hits += 1
+        else:
+            self._stats.compiles += 1
+        external = [buffer.node for buffer in executable.external]
+        buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in external]
+        solved.settle(name)
+        routine = Routine(
+            name,
+            self,
+            executable,
+            numerics,
+            tuple(node for node in facts.inputs if node not in facts.always_ready),
+            tuple(node for node in facts.outputs if node in self._store.stored),
+            facts.consumes,
+            facts.produces,
+            facts.indices,
+            facts.extents,
+            linking.precisions(solved),
+            dict(comp.attributes),
+        )
+        routine.scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
+        routine.launch = executable.bind(buffers, routine.scalars)
+        routine.simple = not (executable.scalars or facts.consumes or facts.produces)
+        return routine
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def run(self, routine: Routine, **bindings: int) -> None:
+        """Run a routine; static indices and dynamic extents are bound by name.
+
+        Raises ContextError for a routine of another context, uninitialised inputs (all named), an index out of range, or
+        an optimizer update whose gradients were already consumed.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise ContextError("this context is in use by another thread; give each thread a context of its own")
+        try:
+            if self._closed or getattr(routine, "context", None) is not self:
+                self._refuse(routine)
+            if not routine.checked:
+                self._check_inputs(routine)
+            if not routine.simple or bindings:
+                self._before(routine, bindings)
+            routine.launch()
+            self._stats.runs += 1
+            self._stats.kernel_launches += len(routine.executable.kernels)
+        finally:
+            self._busy.release()
+
+    def _refuse(self, routine: Routine) -> None:
+        if self._closed:
+            raise ContextError("this context is closed")
+        if not isinstance(routine, Routine):
+            raise TypeError(f"run takes a routine from ctx.compile, not {type(routine).__name__}")
+        raise ContextError(f"routine {routine.name!r} belongs to another context; compile it with this one")
+
+    def _check_inputs(self, routine: Routine) -> None:
+        missing = [node for node in routine.inputs if not self._store.is_initialized(node)]
+        if missing:
+            lines = "\n".join(f"  {describe(node)}: {_how_to_fill(node)}" for node in missing)
+            raise ContextError(f"routine {routine.name!r} reads uninitialised inputs:\n{lines}")
+        self._store.initialized.update(routine.outputs)
+        routine.checked = True
+
+    def _before(self, routine: Routine, bindings: Mapping[str, int]) -> None:
+        if routine.executable.scalars or bindings:
+            routine.bind(bindings, self._store.extents)
+        twice = routine.consumes & self._consumed if not routine.consumes <= routine.produces else None
+        if twice:
+            labels = ", ".join(sorted(node.label for node in twice))
+            raise ContextError(
+                f"routine {routine.name!r} would unscale {labels} a second time: run a gradient routine first "
+                "(an update consumes its gradients)"
+            )
+        self._consumed -= routine.produces
+        self._consumed |= routine.consumes
+
+    # -- data -----------------------------------------------------------------------------------------------------
+    def set_values(self, t: HasNode, values: Any) -> None:
+        """Copy host values into ``t``, converting once; compiles nothing and never aliases the caller's memory."""
+        node = t.node
+        held = self._store.stored.get(node)
+        # the common case, a scalar into a settled float cell, costs one NumPy store
+        if held is not None and type(values) is float and held.cell is not None and held.prec is formats.f32:
+            with np.errstate(over="ignore"):
+                held.cell[()] = values
+            self._store.uploads += 1
+            self._store.uploaded_bytes += 4
+            self._store.initialized.add(node)
+            return
+        self._enter()
+        try:
+            self._check_writable(node)
+            if held is not None:
+                self._store.write(node, values)
+            else:
+                self._set_pending(node, values)
+            self._consumed.discard(node)
+        finally:
+            self._busy.release()
+
+    def _check_writable(self, node: Node) -> None:
+        if node.role in (Role.CONSTANT, Role.LITERAL, Role.RANGE):
+            raise ContextError(f"set_values: {describe(node)} is constant; use st.placeholder or st.host_scalar")
+        if node.role in (Role.OP, Role.SAMPLER, Role.GRADIENT) and node not in self._store.stored:
+            raise ContextError(
+                f"set_values: {describe(node)} is computed and has no buffer of its own (virtual or local to a "
+                f"routine); keep it with ctx.compile(..., keep=[...]) or set what it is computed from"
+            )
+        if linking.is_twin(node):
+            raise ContextError(f"set_values: {describe(node)} is a cast twin; set its master instead")
+
+    def _set_pending(self, node: Node, values: Any) -> None:
+        shape, prec, certain = self._outlook(node)
+        data = self._store.check_kind(node, values, prec if certain else formats.f64 if prec.is_float else prec)
+        if shape is not None:
+            self._store.check_shape(node, data, shape)
+            self._store.bind_extents(data, shape)
+        self._store.pending[node] = np.array(data, order="C", copy=True)
+
+    def _outlook(self, node: Node) -> tuple[Shape | None, Prec, bool]:
+        """Shape and precision as everything built so far has them; settles nothing."""
+        try:
+            shapes, precisions = shapes_and_precisions([node])
+            shape, prec = shapes.shape(node), precisions.prec(node)
+        except StagedTensorError:
+            fixed = node.specified.prec if node.specified else node.default_prec
+            return None, fixed, node.specified is not None
+        return shape, prec, node.specified is not None or node.settled is not None
+
+    def get_values(self, t: HasNode) -> Array:
+        """Wait and return a fresh array in the node's own dtype (ml_dtypes for bf16 and fp8)."""
+        node = t.node
+        self._enter()
+        try:
+            self._ensure_readable(node)
+            return self._store.read(node)
+        finally:
+            self._busy.release()
+
+    def view(self, t: HasNode, *, writable: bool = False) -> Any:
+        """Return a zero-copy array over the node's buffer; invalid after ``close``."""
+        node = t.node
+        self._enter()
+        try:
+            self._ensure_readable(node)
+            held = self._store.stored[node]
+            array = self._device.view(held.buffer).reshape(held.shape.dims)
+            array.flags.writeable = writable
+            return array
+        finally:
+            self._busy.release()
+
+    def _ensure_readable(self, node: Node) -> None:
+        """Give the node a buffer from pending or constant data, or say why it has none."""
+        master = linking.master_of(node)
+        if master is not None and node in self._store.stored and self._store.is_initialized(master):
+            # a stored twin always reads as the cast of its master's present value
+            self._ensure_readable(master)
+            self._store.write(node, self._store.read(master))
+            return
+        if node in self._store.stored:
+            if not self._store.is_initialized(node):
+                raise ContextError(f"{describe(node)} has no values yet: {_how_to_fill(node)}")
+            return
+        if node in self._store.pending or node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION:
+            shapes, precisions = shapes_and_precisions([node])
+            self._store.ensure(node, shapes.shape(node), precisions.prec(node))
+            return
+        raise ContextError(f"{describe(node)} cannot be read: {_how_to_fill(node)}")
+
+    def is_initialized(self, t: HasNode) -> bool:
+        """Whether ``t`` has values to read."""
+        return self._store.is_initialized(node_of(t))
+
+    def init_params(self, loss: HasNode | Iterable[HasNode], seed: int = 0, *, only_missing: bool = True) -> None:
+        """Draw initial values for the parameters of ``loss`` (or of several tensors); settles nothing.
+
+        Streams are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"init_params: seed is an integer, not {seed!r}")
+        self._enter()
+        try:
+            params = linking.parameters([loss] if isinstance(loss, HasNode) else list(loss))
+            linking.check_names(params)
+            todo = [node for node in params if not (only_missing and self._store.is_initialized(node))]
+            if not todo:
+                return
+            shapes, precisions = shapes_and_precisions(todo)
+            drawn = {node: self._draw(node, shapes.shape(node), precisions.prec(node), seed) for node in todo}
+            for node, cells in drawn.items():
+                if node in self._store.stored:
+                    self._store.write(node, cells)
+                else:
+                    self._store.pending[node] = cells
+        finally:
+            self._busy.release()
+
+    def _draw(self, node: Node, shape: Shape, prec: Prec, seed: int) -> Array:
+        if node.data is not None:
+            return np.array(node.data, copy=True).reshape(shape.dims)
+        init = node.init
+        assert isinstance(init, Initializer)
+        wide = np.float64 if prec is formats.f64 else np.float32
+        if init.kind == "constant" or (init.fan and not shape.input and not linking.has_explicit_init(node)):
+            value = init.first if init.kind == "constant" else 0.0
+            return np.full(shape.dims, value, np.float64 if prec is formats.f64 or not prec.is_float else wide)
+        first, second = init.parameters(shape, node.label)
+        spread = second if init.kind == "normal" else second - first
+        cells = self._device.draw(init.kind, shape.size, prec, stream_key(seed, node.label), first, spread)
+        return cells.reshape(shape.dims)
+
+    def copy_from(self, other: Context, tensors: Iterable[HasNode]) -> None:
+        """Copy the values of ``tensors`` from another context."""
+        for t in list(tensors):
+            self.set_values(t, other.get_values(t))
+
+    # -- life -----------------------------------------------------------------------------------------------------
+    def sync(self) -> None:
+        """Wait for everything enqueued."""
+        self._enter()
+        try:
+            self._device.sync()
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """Free every buffer and end the threads; closing twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._store.clear()
+            self._device.close()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _enter(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ContextError("this context is in use by another thread; give each thread a context of its own")
+        if self._closed:
+            self._busy.release()
+            raise ContextError("this context is closed")
+
+    def __repr__(self) -> str:
+        return f"<context on {self.device_name}: {len(self._store.stored)} buffers, {len(self._routines)} routines>"
+
+
+def _how_to_fill(node: Node) -> str:
+    if node.role is Role.PARAM:
+        return "call ctx.init_params(loss), ctx.set_values or st.load"
+    if node.role is Role.PLACEHOLDER:
+        return "call ctx.set_values"
+    return "run a routine that computes it, compiled with keep=[...] if it is not kept by itself"
+
+
+

@@ -1,0 +1,170 @@
+"""The ``cpu`` device: generated C, one shared library and one call per routine, a persistent thread pool."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stagedtensor.codegen.emit.c import CSource, emit_module
+from stagedtensor.codegen.pipeline import generate
+from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.errors import ContextError
+from stagedtensor.numerics import Numerics
+from stagedtensor.precision import Prec
+from stagedtensor.runtime import reading
+from stagedtensor.runtime.compiler import Compiler, find_compiler
+from stagedtensor.runtime.device import Array, Executable
+from stagedtensor.runtime.draw import DrawLibrary
+from stagedtensor.runtime.kernel_cache import KernelCache
+from stagedtensor.runtime.shared_library import load_library
+from stagedtensor.runtime.target import Target, detect
+from stagedtensor.runtime.target import target as target_by_name
+from stagedtensor.runtime.thread_pool import POOL_HEADER, ThreadPool
+
+_ALIGNMENT = 64
+
+
+class CpuDevice:
+    """Compiles C with the machine's compiler; buffers are NumPy memory."""
+
+    backend = "cpu"
+
+    def __init__(
+        self, *, cache_dir: str | Path | None = None, threads: int | None = None, target: str | None = None
+    ) -> None:
+        self._cache = KernelCache(None if cache_dir is None else Path(cache_dir))
+        self._asked = None if target is None else _runnable(target_by_name(target))
+        self._threads = threads
+        self._pool: ThreadPool | None = None
+        self._draw: DrawLibrary | None = None
+        self._compiler: Compiler | None = None
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ContextError(f"threads is an integer of at least 1, got {threads!r}")
+
+    @property
+    def name(self) -> str:
+        """The device with its target."""
+        return f"cpu ({self.target.name})"
+
+    @property
+    def compiler(self) -> Compiler:
+        """The C compiler; found when first needed."""
+        if self._compiler is None:
+            self._compiler = find_compiler()
+        return self._compiler
+
+    @property
+    def target(self) -> Target:
+        """The CPU target that source is generated for."""
+        if self._asked is None:
+            self._asked = self.compiler.usable(detect())
+        return self._asked
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def allocate(self, prec: Prec, cells: int) -> Array:
+        """Return zeroed memory, aligned to a cache line."""
+        return aligned(cells * prec.bytes).view(prec.numpy_dtype)
+
+    def upload(self, buffer: Array, cells: Array) -> None:
+        """Copy cells in."""
+        buffer[...] = cells.reshape(buffer.shape)
+
+    def download(self, buffer: Array) -> Array:
+        """Return a copy."""
+        return buffer.copy()
+
+    def view(self, buffer: Array) -> Array:
+        """Return an array over the same memory."""
+        return buffer[...]
+
+    def draw(self, kind: str, cells: int, prec: Prec, key: tuple[int, int], first: float, second: float) -> Array:
+        """Draw with the compiled fill kernels."""
+        if self._draw is None:
+            self._draw = DrawLibrary(self.compiler, self.target, self._cache)
+        return self._draw(kind, cells, prec, key, first, second)
+
+    # -- code -----------------------------------------------------------------------------------------------------
+    def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
+        """Generate C, compile it or take it from the cache, load it."""
+        module = generate(program, self.target, numerics, fusion=fusion, check=debug)
+        emitted = emit_module(module, self.target, header=POOL_HEADER)
+        builds = self._cache.counts.builds
+        library = load_library(
+            emitted.text,
+            compiler=self.compiler,
+            target=self.target,
+            cache=self._cache,
+            key=(repr(numerics.key()),),
+            locate=emitted.locate,
+        )
+        return Executable(
+            emitted.text,
+            reading.kernels(module, emitted),
+            emitted.buffers,
+            tuple(symbol.hint for symbol in emitted.scalars),
+            self._binder(library, emitted),
+            temporaries=reading.planned(emitted),
+            arena_bytes=emitted.arena_bytes,
+            saved_bytes=emitted.plan.saved,
+            from_cache=self._cache.counts.builds == builds,
+            module=module,
+        )
+
+    def _binder(self, library: ctypes.CDLL, emitted: CSource) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
+        entry = ctypes.cast(getattr(library, emitted.entry), ctypes.c_void_p).value
+
+        def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
+            arena = aligned(emitted.arena_bytes)
+            addresses = [buffer.ctypes.data for buffer in buffers] + [arena.ctypes.data]
+            frame = (ctypes.c_void_p * len(addresses))(*addresses)
+            assert entry is not None
+            # the launch holds what its raw addresses point into
+            bound = self.pool.bind(entry, ctypes.addressof(frame), scalars.ctypes.data)
+            launch = _Launch(bound)
+            launch.owns = (library, frame, arena, scalars, buffers)
+            return launch
+
+        return bind
+
+    @property
+    def pool(self) -> ThreadPool:
+        """The thread pool, made at the first routine."""
+        if self._pool is None:
+            self._pool = ThreadPool(self._threads, cache=self._cache, compiler=self.compiler)
+        return self._pool
+
+    def sync(self) -> None:
+        """Launches return when the work is done."""
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+class _Launch(functools.partial[None]):
+    """A bound call that owns the memory its arguments point into."""
+
+    owns: tuple[Any, ...] = ()
+
+
+def aligned(nbytes: int) -> Array:
+    """Return zeroed bytes aligned to a cache line."""
+    raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % _ALIGNMENT
+    return raw[offset : offset + nbytes]
+
+
+def _runnable(target: Target) -> Target:
+    missing = target.missing(detect())
+    if missing:
+        raise ContextError(
+            f"target {target.name!r} needs {', '.join(missing)}, which this machine lacks (it runs {detect().name!r})"
+        )
+    return target

@@ -1,0 +1,104 @@
+"""The protocol that every back end implements, and what compiling for one gives.
+
+Buffers are opaque to everything above: a device allocates, uploads and downloads them in a node's own NumPy dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from stagedtensor.codegen.loop_ir import Buffer, Module
+from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.numerics import Numerics
+from stagedtensor.precision import Prec
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a routine, for reading.
+
+    ``expressions`` are the DSL expressions with ``file:line``; ``launch`` the launch dimensions or loop partition;
+    ``reads`` and ``writes`` name buffers; ``path`` says which code path was chosen and why.
+    """
+
+    name: str
+    expressions: tuple[str, ...]
+    source: str
+    launch: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    flops: int
+    nbytes: int
+    path: str
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """One buffer in a memory report: ``live`` is the first and last kernel that use it (the whole routine if external)."""
+
+    node: str
+    shape: str
+    precision: str
+    nbytes: int
+    live: tuple[int, int] | None = None
+    offset: int | None = None
+
+
+@dataclass
+class Executable:
+    """What a device makes of a program: text, kernels and a way to bind it to buffers.
+
+    ``external`` buffers and ``scalars`` (dynamic extents, static indices) are to be bound in this order. ``bind`` takes the
+    device buffers and the int64 scalars and returns the launch.
+    """
+
+    source: str
+    kernels: tuple[Kernel, ...]
+    external: tuple[Buffer, ...]
+    scalars: tuple[str, ...]
+    bind: Callable[[Sequence[Any], Array], Callable[[], None]]
+    temporaries: tuple[MemoryLine, ...] = ()
+    arena_bytes: int = 0
+    saved_bytes: int = 0
+    from_cache: bool = False
+    placements: dict[Any, Any] = field(default_factory=dict)
+    module: Module | None = None
+
+
+class Device(Protocol):
+    """A back end."""
+
+    name: str
+    backend: str
+    """What ``numerics.compute_prec`` calls it."""
+
+    def allocate(self, prec: Prec, cells: int) -> Any:
+        """Return zeroed memory for ``cells`` cells."""
+
+    def upload(self, buffer: Any, cells: Array) -> None:
+        """Copy host cells (flat, the precision's numpy dtype) into a buffer."""
+
+    def download(self, buffer: Any) -> Array:
+        """Wait and return a fresh flat host copy, in the precision's numpy dtype."""
+
+    def view(self, buffer: Any) -> Any:
+        """Return a flat zero-copy array over the buffer."""
+
+    def draw(self, kind: str, cells: int, prec: Prec, key: tuple[int, int], first: float, second: float) -> Array:
+        """Draw initial values on the device (f32 or f64) and return them on the host side of the store."""
+
+    def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
+        """Generate and compile a program."""
+
+    def sync(self) -> None:
+        """Wait for everything enqueued."""
+
+    def close(self) -> None:
+        """Free what the device holds."""

@@ -1,0 +1,30 @@
+"""Which device a name means, and what is missing where it cannot be opened."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stagedtensor.errors import ContextError
+from stagedtensor.runtime.cpu import CpuDevice
+from stagedtensor.runtime.device import Device
+from stagedtensor.runtime.reference import ReferenceDevice
+
+NAMES = ("auto", "cpu", "reference")
+
+
+def open_device(
+    name: str, *, cache_dir: str | Path | None = None, threads: int | None = None, target: str | None = None
+) -> Device:
+    """Open a device by name. ``auto`` is the CPU; a CUDA name raises, since this version has no CUDA back end."""
+    if not isinstance(name, str):
+        raise TypeError(f"a device is a name such as 'cpu', not {name!r}")
+    if name in ("auto", "cpu"):
+        return CpuDevice(cache_dir=cache_dir, threads=threads, target=target)
+    if name == "reference":
+        return ReferenceDevice()
+    if re.fullmatch(r"cuda(:\d+)?|cuda-emulated", name):
+        raise ContextError(
+            f"device {name!r} is not available: this version generates C for the CPU only; use 'cpu' or 'reference'"
+        )
+    raise ContextError(f"unknown device {name!r}; expected one of {', '.join(map(repr, NAMES))}")

@@ -1,0 +1,159 @@
+"""Facts about a solved program that a context needs: inputs, outputs, consumed gradients, indices, dynamic extents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.dims import MEMORY_ORDER
+from stagedtensor.errors import ContextError
+from stagedtensor.initializers import DEFAULT
+from stagedtensor.node import HasNode, Node, Role
+from stagedtensor.program import Comp, Solved
+from stagedtensor.runtime.routine import NodePrecision
+from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, describe
+from stagedtensor.source import user_source
+from stagedtensor.specs import Gathered, StaticIndex
+from stagedtensor.statements import Stage, Statement, accesses
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a routine reads before it writes (``inputs``), what it writes, and its run-time arguments.
+
+    ``always_ready`` inputs have data or start at zero. ``consumes`` are gradients that an update unscales in place,
+    ``produces`` those that this routine computes anew.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    always_ready: frozenset[Node]
+    consumes: frozenset[Node]
+    produces: frozenset[Node]
+    indices: Mapping[str, int]
+    extents: Mapping[str, int]
+
+
+def inspect(solved: Solved, comp: Comp) -> Facts:
+    """Collect the facts of one program."""
+    inputs: dict[Node, None] = {}
+    written: dict[Node, None] = {}
+    consumes: set[Node] = set()
+    produces: set[Node] = set()
+    indices: dict[str, int] = {}
+    mentioned: dict[Node, None] = {}
+    for statement in solved.statements:
+        for node in statement.reads():
+            mentioned.setdefault(node)
+            if node not in written:
+                inputs.setdefault(node)
+        target = statement.target.node
+        mentioned.setdefault(target)
+        written.setdefault(target)
+        if target.is_gradient:
+            (consumes if statement.stage is Stage.UPDATE else produces).add(target)
+        indices.update(_static_indices(statement))
+    extents = {
+        axis.dynamic.name: axis.dynamic.max
+        for node in mentioned
+        for _, _, axis in solved.shape(node).axes()
+        if axis.dynamic is not None
+    }
+    ready = frozenset(node for node in inputs if node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION)
+    return Facts(
+        tuple(inputs), tuple(written), ready, frozenset(consumes), frozenset(produces), indices, extents
+    )
+
+
+def _static_indices(statement: Statement) -> dict[str, int]:
+    found = {}
+    for access in (statement.target, *accesses(statement.expr)):
+        for kind in MEMORY_ORDER:
+            for term in access.rows.row(kind).terms:
+                if isinstance(term, StaticIndex):
+                    found[term.name] = term.size
+                elif isinstance(term, Gathered):
+                    continue
+    return found
+
+
+def check_inputs(facts: Facts, borrowed: frozenset[Node], kept: frozenset[Node]) -> None:
+    """Refuse computations that read what nobody computes or keeps."""
+    lost = [
+        node
+        for node in facts.inputs
+        if node.role in (Role.OP, Role.SAMPLER) and not node.observable and node not in borrowed
+    ]
+    if lost:
+        labels = "\n".join(f"  {describe(node)}" for node in lost)
+        names = ", ".join(node.label for node in lost)
+        raise ContextError(
+            f"this computation reads values that it does not compute and that no routine keeps:\n{labels}\n"
+            f"  {user_source().quoted()}\n"
+            f"  compute them here with st.sequence(st.forward({names}), ...), or compile the routine that computes them "
+            f"with keep=[{names}] first"
+        )
+
+
+def for_codegen(solved: Solved, keep: frozenset[Node]) -> SolvedProgram:
+    """Return what code generation takes."""
+    return SolvedProgram(
+        solved.name, solved.statements, solved.comments, solved.shape, solved.prec, solved.projected, keep
+    )
+
+
+def precisions(solved: Solved) -> dict[str, NodePrecision]:
+    """Return each node's settled precision with its reason, by label (numbered where labels repeat)."""
+    table: dict[str, NodePrecision] = {}
+    for node in solved.nodes:
+        label, count = node.label, 1
+        while label in table:
+            count += 1
+            label = f"{node.label}_{count}"
+        table[label] = NodePrecision(label, str(solved.prec(node)), str(solved.reason(node)))
+    return table
+
+
+def parameters(roots: Iterable[HasNode]) -> list[Node]:
+    """Return the parameters of several tensors, in construction order."""
+    found = {param.node: None for root in roots for param in _params(root)}
+    return sorted(found, key=lambda node: node.number)
+
+
+def _params(root: HasNode) -> tuple[Any, ...]:
+    if root.node.role is Role.PARAM:
+        return (root,)
+    return tuple(root.params)
+
+
+def check_names(params: Iterable[Node]) -> None:
+    """Refuse two parameters of one name in one computation."""
+    seen: dict[str, Node] = {}
+    for node in params:
+        other = seen.setdefault(node.label, node)
+        if other is not node:
+            raise ContextError(
+                f"two parameters are called {node.label!r}; names key random streams and checkpoints\n"
+                f"  {other.source.quoted()}\n  {node.source.quoted()}\n  give one of them another name"
+            )
+
+
+def has_explicit_init(node: Node) -> bool:
+    """Whether the user chose the initialiser (the default one gives 0 where there is no input row)."""
+    return node.init is not DEFAULT
+
+
+def master_of(node: Node) -> Node | None:
+    """Return the parameter that ``node`` is a cast twin of, if it is one."""
+    record = node.record
+    if record is None or record.kind != "cast" or not record.operands:
+        return None
+    master = record.operands[0].node
+    return master if master.role is Role.PARAM else None
+
+
+def is_twin(node: Node) -> bool:
+    """Whether ``node`` is a cast of a parameter."""
+    return master_of(node) is not None

@@ -1,0 +1,51 @@
+"""Turning modules into what people read: kernel descriptions and memory lines."""
+
+from __future__ import annotations
+
+from stagedtensor.codegen.emit.c import CSource
+from stagedtensor.codegen.loop_ir import Buffer, Module, Origin, Proc
+from stagedtensor.codegen.pretty import pretty
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written
+from stagedtensor.runtime.device import Kernel, MemoryLine
+
+
+def kernels(module: Module, emitted: CSource | None) -> tuple[Kernel, ...]:
+    """Describe the kernels of a module; their text is the emitted C, or the printed IR where there is none."""
+    texts = {} if emitted is None else {kernel.name: kernel.text for kernel in emitted.kernels}
+    return tuple(_kernel(proc, texts.get(proc.name) or pretty(proc)) for proc in module.kernels)
+
+
+def _kernel(proc: Proc, text: str) -> Kernel:
+    return Kernel(
+        name=proc.name,
+        expressions=tuple(dict.fromkeys(map(_expression, proc.origins))),
+        source=text,
+        launch=str(proc.attributes.get("launch", "")),
+        reads=tuple(buffer.name for buffer in buffers_read(proc.body)),
+        writes=tuple(buffer.name for buffer in buffers_written(proc.body)),
+        flops=proc.cost.flops,
+        nbytes=proc.cost.nbytes,
+        path=proc.path,
+    )
+
+
+def _expression(origin: Origin) -> str:
+    return f"{origin.text} ({origin.source})"
+
+
+def _line(buffer: Buffer, live: tuple[int, int] | None, offset: int | None) -> MemoryLine:
+    return MemoryLine(
+        buffer.name, str(list(buffer.shape)), str(buffer.type), buffer.nbytes, live, offset
+    )
+
+
+def planned(emitted: CSource) -> tuple[MemoryLine, ...]:
+    """Describe the arena of a routine."""
+    return tuple(
+        _line(item.buffer, (item.first, item.last), item.offset) for item in emitted.plan.placements
+    )
+
+
+def unplanned(module: Module) -> tuple[MemoryLine, ...]:
+    """Describe temporaries that have memory of their own."""
+    return tuple(_line(buffer, None, None) for buffer in module.temporaries)

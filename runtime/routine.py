@@ -1,0 +1,149 @@
+"""``Routine``: one compiled computation, its source and kernels, bound to a context's buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stagedtensor.errors import ContextError
+from stagedtensor.node import Node
+from stagedtensor.numerics import Numerics
+from stagedtensor.runtime.device import Executable, Kernel
+
+if TYPE_CHECKING:
+    from stagedtensor.runtime.context import Context
+
+
+@dataclass(frozen=True)
+class NodePrecision:
+    """One node's settled precision with the reason."""
+
+    node: str
+    precision: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.precision}  {self.reason}"
+
+
+@dataclass(eq=False)
+class Routine:
+    """A compiled computation. Run it with ``ctx.run(routine)`` or ``routine()``.
+
+    ``source`` is the full generated text, ``kernels`` the kernels with the expressions they compute; ``print(routine)``
+    is a table of them. ``precisions`` gives each node's settled precision with its reason.
+    """
+
+    name: str
+    context: Context
+    executable: Executable
+    numerics: Numerics
+    inputs: tuple[Node, ...]
+    """Nodes that must have values before a run."""
+    outputs: tuple[Node, ...]
+    """Stored nodes that a run writes."""
+    consumes: frozenset[Node]
+    produces: frozenset[Node]
+    indices: Mapping[str, int]
+    extents: Mapping[str, int]
+    precisions: Mapping[str, NodePrecision]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    scalars: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(1, np.int64))
+    launch: Callable[[], None] = field(default=lambda: None)
+    checked: bool = False
+    """Every input was seen initialised (inputs never become uninitialised again)."""
+    simple: bool = False
+    """No bindings, no gradients to watch: the short way through ``run``."""
+
+    @property
+    def source(self) -> str:
+        """The full generated source."""
+        return self.executable.source
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels in launch order."""
+        return self.executable.kernels
+
+    def __call__(self, **bindings: int) -> None:
+        """Run on the routine's context."""
+        self.context.run(self, **bindings)
+
+    def bind(self, bindings: Mapping[str, int], current: Mapping[str, int]) -> None:
+        """Write static indices and dynamic extents into the scalar arguments."""
+        known = {**self.indices, **self.extents}
+        unknown = sorted(set(bindings) - set(known))
+        if unknown:
+            raise ContextError(
+                f"routine {self.name!r} has no index or extent {', '.join(map(repr, unknown))}; it takes "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+        values = []
+        for name in self.executable.scalars:
+            if name in self.indices:
+                values.append(self._index(name, bindings))
+            else:
+                values.append(self._extent(name, bindings, current))
+        self.scalars[: len(values)] = values
+
+    def _index(self, name: str, bindings: Mapping[str, int]) -> int:
+        if name not in bindings:
+            raise ContextError(f"routine {self.name!r} reads the static index {name!r}: pass ctx.run(..., {name}=0)")
+        value, size = _integer(bindings[name], name), self.indices[name]
+        if not 0 <= value < size:
+            raise ContextError(f"static index {name!r} runs over 0 .. {size - 1}, got {value}")
+        return value
+
+    def _extent(self, name: str, bindings: Mapping[str, int], current: Mapping[str, int]) -> int:
+        largest = self.extents[name]
+        value = _integer(bindings.get(name, current.get(name, largest)), name)
+        if not 1 <= value <= largest:
+            raise ContextError(f"dynamic extent {name!r} runs over 1 .. {largest}, got {value}")
+        if name in current and name in bindings and value != current[name]:
+            raise ContextError(
+                f"dynamic extent {name!r}: run was given {value}, but set_values left {current[name]} rows of data"
+            )
+        return value
+
+    def save(self, directory: str | Path) -> None:
+        """Write the generated source and the kernel table into ``directory``."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.c").write_text(self.source, encoding="utf-8")
+        (folder / f"{self.name}.txt").write_text(str(self) + "\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        header = ("kernel", "expressions", "reads", "writes", "flops", "bytes", "path")
+        rows = [
+            (
+                kernel.name,
+                "; ".join(kernel.expressions),
+                " ".join(kernel.reads),
+                " ".join(kernel.writes),
+                str(kernel.flops),
+                str(kernel.nbytes),
+                kernel.path,
+            )
+            for kernel in self.kernels
+        ]
+        widths = [min(60, max(len(row[at]) for row in (header, *rows))) for at in range(len(header))]
+
+        def line(row: tuple[str, ...]) -> str:
+            cells = (text if len(text) <= width else text[: width - 1] + "…" for text, width in zip(row, widths, strict=True))
+            return "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
+
+        return "\n".join((f"routine {self.name} on {self.context.device_name}", line(header), *map(line, rows)))
+
+    def __repr__(self) -> str:
+        return f"<routine {self.name}: {len(self.kernels)} kernels on {self.context.device_name}>"
+
+
+def _integer(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ContextError(f"{name!r} is bound to an integer, got {value!r}")
+    return int(value)

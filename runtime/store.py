@@ -1,0 +1,168 @@
+"""The context's store: which nodes have buffers or pending host values, and the conversions into them.
+
+Values set before a routine settles a node are kept exactly as given (``pending``) and converted when the node's precision
+is known. Refusals raise ContextError before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagedtensor import precision as formats
+from stagedtensor.conversion import all_in_range, convert, ingest
+from stagedtensor.dims import Shape
+from stagedtensor.errors import ContextError, PrecisionError
+from stagedtensor.node import Node, Role
+from stagedtensor.precision import Prec
+from stagedtensor.runtime.device import Array, Device
+from stagedtensor.source import user_source
+
+ZERO_AT_ALLOCATION = frozenset((Role.CELL, Role.STATE))
+BACKED_BY_DATA = frozenset((Role.CONSTANT, Role.LITERAL, Role.HOST_SCALAR, Role.RANGE))
+
+
+@dataclass
+class Stored:
+    """A node's device buffer; ``cell`` is a 0-d view of a one-cell host-visible buffer, for fast writes."""
+
+    buffer: Any
+    shape: Shape
+    prec: Prec
+    cell: Array | None = None
+
+
+def describe(node: Node) -> str:
+    """Name a node with its source, for messages."""
+    return f"{node.role.value} {node.label!r} ({node.source})"
+
+
+class Store:
+    """Buffers and pending values of one context."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stored: dict[Node, Stored] = {}
+        self.pending: dict[Node, Array] = {}
+        self.initialized: set[Node] = set()
+        self.extents: dict[str, int] = {}
+        self.uploads = 0
+        self.uploaded_bytes = 0
+        self.downloads = 0
+        self.downloaded_bytes = 0
+
+    def is_initialized(self, node: Node) -> bool:
+        """Whether the node has values to read."""
+        return node in self.initialized or node in self.pending or node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION
+
+    # -- allocation -----------------------------------------------------------------------------------------------
+    def ensure(self, node: Node, shape: Shape, prec: Prec) -> Stored:
+        """Return the node's buffer, allocating it and moving pending or initial values in."""
+        held = self.stored.get(node)
+        if held is not None:
+            return held
+        # narrow first: a conversion that fails must leave the store as it was
+        initial = self.pending.get(node)
+        if initial is None and node.role in BACKED_BY_DATA:
+            initial = node.data if node.role is not Role.RANGE else np.arange(shape.size)
+        cells = None if initial is None else self.converted(node, initial, prec, shape)
+        buffer = self.device.allocate(prec, shape.size)
+        flat = self.device.view(buffer) if shape.size == 1 else None
+        held = Stored(buffer, shape, prec, flat.reshape(()) if isinstance(flat, np.ndarray) else None)
+        self.stored[node] = held
+        if cells is not None:
+            self._upload(held, self.padded(cells, held))
+            self.initialized.add(node)
+        elif node.role in ZERO_AT_ALLOCATION:
+            self.initialized.add(node)
+        self.pending.pop(node, None)
+        return held
+
+    def _upload(self, held: Stored, cells: Array) -> None:
+        self.device.upload(held.buffer, cells.reshape(-1))
+        self.uploads += 1
+        self.uploaded_bytes += cells.nbytes
+
+    @staticmethod
+    def padded(cells: Array, held: Stored) -> Array:
+        """Extend leading cells of a dynamic extent to the allocated size."""
+        dims = held.shape.dims
+        if cells.shape == dims:
+            return cells
+        full = np.zeros(dims, cells.dtype)
+        full[tuple(slice(0, size) for size in cells.shape)] = cells
+        return full
+
+    # -- conversion -----------------------------------------------------------------------------------------------
+    def check_kind(self, node: Node, value: Any, prec: Prec) -> Array:
+        """Return ``value`` as an array, refusing what can never be stored at ``prec``."""
+        try:
+            data = ingest(value).array
+        except PrecisionError as error:
+            raise ContextError(f"set_values: {describe(node)} cannot take these values: {error}") from None
+        own = formats.precision(data.dtype)
+        if own.is_float and not prec.is_float and prec is not formats.bool_:
+            raise ContextError(
+                f"set_values: {describe(node)} holds {prec}; float values ({own}) do not go into an integer node\n"
+                f"  {user_source().quoted()}\n  convert them first, e.g. values.astype(np.{prec.numpy_dtype})"
+            )
+        if not own.is_float and not prec.is_float and prec is not formats.bool_ and not all_in_range(data, prec):
+            raise ContextError(
+                f"set_values: {describe(node)} holds {prec}, but the values reach from {data.min()} to {data.max()} "
+                f"(allowed {prec.min_finite} to {prec.max_finite})\n  {user_source().quoted()}"
+            )
+        return data
+
+    def converted(self, node: Node, value: Array, prec: Prec, shape: Shape) -> Array:
+        """Convert values once to ``prec`` by the rules of the conversion page."""
+        self.check_shape(node, value, shape)
+        return convert(value, prec, saturate=bool(node.saturate))
+
+    def check_shape(self, node: Node, value: Array, shape: Shape) -> None:
+        """Refuse a wrong shape; leading extents below a dynamic maximum are right."""
+        axes = [axis for _, _, axis in shape.axes()]
+        fits = value.ndim == len(axes) and all(
+            given == axis.size or (axis.dynamic is not None and 1 <= given <= axis.size)
+            for given, axis in zip(value.shape, axes, strict=False)
+        )
+        if not fits:
+            raise ContextError(
+                f"set_values: {describe(node)} has shape {shape} (array shape {shape.dims}), got an array of shape "
+                f"{value.shape}\n  {user_source().quoted()}"
+            )
+
+    def bind_extents(self, value: Array, shape: Shape) -> None:
+        """Remember the current extents of dynamic axes from an array that was set."""
+        for given, (_, _, axis) in zip(value.shape, shape.axes(), strict=True):
+            if axis.dynamic is not None:
+                self.extents[axis.dynamic.name] = int(given)
+
+    # -- access ---------------------------------------------------------------------------------------------------
+    def write(self, node: Node, value: Any) -> None:
+        """Convert and copy host values into the node's buffer."""
+        held = self.stored[node]
+        data = self.check_kind(node, value, held.prec)
+        cells = self.converted(node, data, held.prec, held.shape)
+        self._upload(held, self.padded(cells, held))
+        self.bind_extents(cells, held.shape)
+        self.initialized.add(node)
+
+    def read(self, node: Node) -> Array:
+        """Return a fresh host array of the node's values (the current extent of dynamic axes)."""
+        held = self.stored[node]
+        cells = self.device.download(held.buffer).reshape(held.shape.dims)
+        self.downloads += 1
+        self.downloaded_bytes += cells.nbytes
+        current = tuple(
+            slice(0, self.extents.get(axis.dynamic.name, axis.size)) if axis.dynamic else slice(None)
+            for _, _, axis in held.shape.axes()
+        )
+        return np.array(cells[current], order="C", copy=True)
+
+    def clear(self) -> None:
+        """Drop every buffer."""
+        self.stored.clear()
+        self.pending.clear()
+        self.initialized.clear()
