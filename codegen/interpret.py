@@ -53,9 +53,7 @@ def run_proc(proc: Proc, arrays: Mapping[Buffer, Array], scalars: Mapping[Symbol
         _run(proc, memory, _scalars(proc.scalars, scalars or {}, proc.name))
 
 
-def run_module(
-    module: Module, arrays: Mapping[Buffer, Array], scalars: Mapping[Symbol, int] | None = None
-) -> None:
+def run_module(module: Module, arrays: Mapping[Buffer, Array], scalars: Mapping[Symbol, int] | None = None) -> None:
     """Execute the kernels of ``module`` in order; ``arrays`` holds every external buffer and may hold temporaries.
 
     Temporaries that are not given start as NaN or the greatest integer. Raises as :func:`run_proc` does.

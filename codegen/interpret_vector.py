@@ -146,7 +146,9 @@ class BlockRunner:
         # A value without the leading axis, or with one of length 1, is the same at every point.
         fixed = {symbol: value[0] if np.ndim(value) == rank else value for symbol, value in computed.items()}
         moving = {
-            symbol: value for symbol, value in computed.items() if np.ndim(value) == rank and value.shape[0] == count > 1
+            symbol: value
+            for symbol, value in computed.items()
+            if np.ndim(value) == rank and value.shape[0] == count > 1
         }
         for point in range(count):
             here = None if mask is None else mask[point]
@@ -196,7 +198,9 @@ class BlockRunner:
         (store,) = self.block.stores
         if any(_loads_of(store.buffer, index) for index in store.indices):
             return False
-        if self.block.lets and any(symbol in store_symbols(store) for symbol in (let.symbol for let in self.block.lets)):
+        if self.block.lets and any(
+            symbol in store_symbols(store) for symbol in (let.symbol for let in self.block.lets)
+        ):
             return False
         values = [store.value, *(let.value for let in self.block.lets)]
         guards = [] if self.block.guard is None else [self.block.guard]

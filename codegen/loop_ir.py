@@ -104,7 +104,6 @@ class Layout:
                 shape = (*shape[: step.axis], padded, *shape[step.axis + 1 :])
         return shape
 
-
     def addressable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the extents that logical indices may reach: ``shape`` grown by what pads and uneven splits add."""
         extents = list(shape)

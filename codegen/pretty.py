@@ -313,7 +313,9 @@ def _literal(const: Const) -> str:
     if type_ is bool_:
         return "true" if value else "false"
     if not type_.is_float:
-        return str(int(value)) if type_ is i64 else f"{int(value)}:{type_}"
+        # A fraction or infinity is a fault, but the printer serves the messages about faults too.
+        text = str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)
+        return text if type_ is i64 else f"{text}:{type_}"
     number = float(value)
     if math.isfinite(number) and type_ is f32:
         with np.errstate(over="ignore"):

@@ -227,9 +227,7 @@ class _Substitute(Rewriter):
         return super().expr(expr)
 
 
-def substitute(
-    piece: Piece, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer] | None = None
-) -> Piece:
+def substitute(piece: Piece, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer] | None = None) -> Piece:
     """Replace symbols by expressions (not again inside these) and buffers by buffers.
 
     A symbol that ``piece`` itself binds or assigns may be replaced by a ``Var`` only (a renaming).

@@ -6,8 +6,6 @@ around it. Passes are verified after each other under test. It does not judge a 
 
 from __future__ import annotations
 
-import textwrap
-
 from stagedtensor.codegen.intervals import Interval
 from stagedtensor.codegen.loop_ir import (
     Accumulator,
@@ -40,7 +38,7 @@ from stagedtensor.codegen.loop_ir import (
     Var,
     walk,
 )
-from stagedtensor.codegen.pretty import pretty
+from stagedtensor.codegen.pretty import Printer, pretty
 from stagedtensor.codegen.rewrite import expressions, symbols_of
 from stagedtensor.codegen.verify_expr import BrokenRuleError, Scope, check_expr, check_store, fail
 from stagedtensor.errors import InternalError
@@ -67,13 +65,15 @@ def verify(x: Proc | Module, *, native: frozenset[Prec] = frozenset()) -> None:
 
 def _message(broken: BrokenRuleError, stack: list[Proc | Stmt], code: Proc | Module) -> str:
     lines = [f"loop IR {code.name} breaks rule {broken.rule}: {broken}"]
-    callers = [item.name for item in stack if isinstance(item, Proc)]
+    callers = [item for item in stack if isinstance(item, Proc)]
     if len(callers) > 1:
-        lines.append(f"in proc {callers[-1]}, called through {' -> '.join(callers[:-1])}")
+        lines.append(f"in proc {callers[-1].name}, called through {' -> '.join(item.name for item in callers[:-1])}")
+    # One printer for both, so that the statement has the names it has in the code.
+    printer = Printer()
+    around = list(printer.lines(callers[-1] if callers else code))
     if stack and not isinstance(stack[-1], Proc):
-        lines += ["at:", textwrap.indent(pretty(stack[-1]), "  ")]
-    lines += ["in:", textwrap.indent(pretty(code), "  ")]
-    return "\n".join(lines)
+        lines += ["at:", *(f"  {line}" for line in printer.lines(stack[-1]))]
+    return "\n".join([*lines, "in:", *(f"  {line}" for line in around)])
 
 
 # -- modules, procs, buffers --------------------------------------------------------------------------------------
@@ -301,7 +301,9 @@ class _Checker:
                 fail("buffer-in-scope", f"{given} is neither a parameter nor allocated here")
             for attribute in ("type", "shape", "layout", "saturate", "flush_subnormal"):
                 if getattr(given, attribute) != getattr(param, attribute):
-                    fail("call-matches", f"{given} is passed for {param} of {callee.name}, but their {attribute} differs")
+                    fail(
+                        "call-matches", f"{given} is passed for {param} of {callee.name}, but their {attribute} differs"
+                    )
         for scalar in call.scalars:
             check_expr(scalar, scope)
             if scalar.type is not i64:

@@ -118,7 +118,9 @@ class Scope:
 
     def varies(self, expr: Expr) -> bool:
         """Whether threads may see different values of ``expr``."""
-        return any(isinstance(part, Load) or (isinstance(part, Var) and part.symbol in self.varying) for part in walk(expr))
+        return any(
+            isinstance(part, Load) or (isinstance(part, Var) and part.symbol in self.varying) for part in walk(expr)
+        )
 
 
 def check_expr(expr: Expr, scope: Scope) -> None:
