@@ -1,0 +1,1 @@
+"""Tests of the package as a whole: packaging, imports, tables, documents."""
