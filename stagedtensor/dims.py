@@ -7,7 +7,7 @@ the user wrote on a terminal (sizes and whole rows may be left open); *solved* s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 RowKind: TypeAlias = Literal["batch", "input", "output"]
@@ -28,10 +28,14 @@ class DynamicDim:
 
 @dataclass(frozen=True)
 class CapturedDim:
-    """A symbolic size handed out by ``einsum(..., capture=[...])``: the solver's variable ``key``."""
+    """A symbolic size handed out by ``einsum(..., capture=[...])``: the solver's variable ``key``.
+
+    ``anchor`` is the result node of that einsum: a shape that uses the size is solved together with it.
+    """
 
     name: str
     key: int
+    anchor: object = field(default=None, compare=False, repr=False)
 
 
 Size: TypeAlias = int | DynamicDim | CapturedDim | None

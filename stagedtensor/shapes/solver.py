@@ -1,0 +1,469 @@
+"""The shape solver: unification over rows and sizes, then the rules for what use must decide.
+
+In: nodes of a graph. Out: a ``ShapeSolution`` with the shape of every node of their connected component, or a
+``ShapeError`` with both sides. Necessary consequences are propagated to a fixed point first; then, in rounds that do
+not depend on construction order, what is open takes the meet of what its uses suggest: terminals before results, rows
+before sizes. A parameter left undetermined is an error, anything else is empty or 1. Nothing is stored on nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stagedtensor.dims import MEMORY_ORDER, PRINT_ORDER, Axis, CapturedDim, DynamicDim, RowKind, Shape, Size
+from stagedtensor.errors import InternalError, ShapeError
+from stagedtensor.node import Node, Role
+from stagedtensor.source import Source
+from stagedtensor.statements import Scope
+
+from .constraints import Constraint, DimUse, RowSplit, RowUse
+from .equations import ScopeEquations, ScopeVariables
+from .graph import Component, component, owner_of_shape
+from .rows import Dim, Extent, Reason, Row, Unknowns, Where
+
+
+@dataclass(frozen=True)
+class ScopeShapes:
+    """The solved variables of one scope: extents by name, by row variable (left to right) and by anonymous key."""
+
+    names: dict[str, Extent]
+    rows: dict[str, tuple[Extent, ...]]
+    anonymous: dict[int, Extent]
+
+
+class ShapeSolution:
+    """The solved shapes of one connected component."""
+
+    def __init__(
+        self,
+        shapes: dict[Node, Shape],
+        captures: dict[int, Extent],
+        origins: dict[Node, tuple[Source, ...]],
+        scopes: dict[Scope, ScopeShapes],
+    ) -> None:
+        self._shapes = shapes
+        self._captures = captures
+        self._origins = origins
+        self._scopes = scopes
+
+    def shape(self, node: Node) -> Shape:
+        """Return the shape of a node; a gradient has its value's, an optimizer state its parameter's.
+
+        A terminal outside the solved graph answers too if every axis of it was declared with its size.
+        """
+        owner = owner_of_shape(node)
+        found = self._shapes.get(owner) or _declared_shape(owner)
+        if found is None:
+            raise InternalError(f"{node!r} is not in the graph that was solved for shapes")
+        return found
+
+    def __contains__(self, node: Node) -> bool:
+        return owner_of_shape(node) in self._shapes
+
+    def capture(self, key: int) -> Extent:
+        """Return the size captured under ``key``."""
+        if key not in self._captures:
+            raise InternalError(f"captured size {key} is not in the graph that was solved for shapes")
+        return self._captures[key]
+
+    def origin(self, node: Node) -> tuple[Source, ...]:
+        """Return the user's lines that decided a node's shape, the node's own first."""
+        return self._origins[owner_of_shape(node)]
+
+    def scope(self, scope: Scope) -> ScopeShapes:
+        """Return the extents of a scope's iterators; a scope that no node records is solved on the fly.
+
+        Its nodes must be in the solution, or terminals whose declared shape is complete.
+        """
+        found = self._scopes.get(scope)
+        if found is None:
+            found = self._scopes[scope] = self._solve_scope(scope)
+        return found
+
+    def _solve_scope(self, scope: Scope) -> ScopeShapes:
+        solver = _Solver(Component((), (), frozenset()))
+        for node in dict.fromkeys(owner_of_shape(node) for node in (*scope.nodes, scope.result)):
+            if node in self._shapes:
+                solver.fix(node, self._shapes[node], Reason(f"shape of {node.label!r}", node.source))
+            else:
+                solver.declare(node)
+        for key, extent in self._captures.items():
+            dim = solver.captured(key)
+            dim.root.extent = extent
+        solver.add_scope(scope)
+        solver.solve()
+        return solver.scope_shapes(scope)
+
+
+def solve_shapes(nodes: Iterable[Node]) -> ShapeSolution:
+    """Solve the connected component of ``nodes``.
+
+    Raises ``ShapeError`` where sizes, labels or numbers of axes conflict and where nothing determines a parameter,
+    ``SpecError`` for an output index without a size.
+    """
+    solver = _Solver(component(nodes))
+    solver.build()
+    solver.solve()
+    return solver.solution()
+
+
+class _Solver:
+    """One solve: the rows of every node, the constraints that wait, the captured sizes."""
+
+    def __init__(self, graph: Component) -> None:
+        self.graph = graph
+        self.unknowns = Unknowns()
+        self.rows: dict[Node, dict[RowKind, Row]] = {}
+        self.waiting: list[Constraint] = []
+        self.captures: dict[int, Dim] = {}
+        self.variables: dict[Scope, ScopeVariables] = {}
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Declare all nodes and add all scopes."""
+        for node in self.graph.nodes:
+            self.declare(node)
+        for scope in self.graph.scopes:
+            self.add_scope(scope)
+
+    def declare(self, node: Node) -> None:
+        """Take over what is known of a node: its frozen shape, or what the user declared."""
+        if node.settled_shape is not None:
+            frozen = node.settled_shape
+            reason = Reason(f"settled for {node.label!r} by routine {frozen.routine!r}", frozen.source)
+            self.fix(node, frozen.shape, reason)
+            return
+        self.rows[node] = {kind: Row() for kind in MEMORY_ORDER}
+        if node.declared is None:
+            return
+        for kind in MEMORY_ORDER:
+            declared = node.declared.row(kind)
+            dims = []
+            for place, axis in enumerate(declared.axes):
+                reason = Reason(
+                    f"declared for {node.label!r} ({kind} row, axis {place - len(declared.axes)})", node.source
+                )
+                dim = self._sized(axis.size, reason)
+                if axis.label is not None:
+                    self.unknowns.set_label(dim, axis.label, reason, Where(node.label, node.source, kind))
+                dims.append(dim)
+            row, where = self.rows[node][kind], Where(node.label, node.source, kind)
+            if not declared.open:
+                self.unknowns.bind(
+                    row, tuple(dims), Reason(f"{kind} row declared for {node.label!r}", node.source), where
+                )
+            elif dims:
+                self.waiting.append(RowSplit(row, (), Row(), tuple(dims), repr(node.label), where))
+
+    def fix(self, node: Node, shape: Shape, reason: Reason) -> None:
+        """Give a node a complete shape."""
+        where = Where(node.label, node.source)
+        self.rows[node] = {}
+        for kind in MEMORY_ORDER:
+            dims = []
+            for axis in shape.row(kind):
+                dim = self._sized(axis.dynamic or axis.size, reason)
+                if axis.label is not None:
+                    self.unknowns.set_label(dim, axis.label, reason, where)
+                dims.append(dim)
+            self.rows[node][kind] = Row(tuple(dims), reason)
+
+    def _sized(self, size: Size, reason: Reason) -> Dim:
+        if isinstance(size, CapturedDim):
+            return self.captured(size.key)
+        dim = Dim()
+        if size is not None:
+            self.unknowns.set_extent(dim, size, reason, Where("", reason.source))
+        return dim
+
+    def captured(self, key: int) -> Dim:
+        """Return the variable of a captured size."""
+        return self.captures.setdefault(key, Dim())
+
+    def row_of(self, node: Node, kind: RowKind) -> Row:
+        """Return the variable of a node's row."""
+        return self.rows[owner_of_shape(node)][kind]
+
+    def add_scope(self, scope: Scope) -> None:
+        """Add the constraints of a scope."""
+        neutral = self.graph.neutral
+        equations = ScopeEquations(scope, self.row_of, lambda node: node in neutral, self.captured, self.unknowns)
+        self.variables[scope] = equations.build()
+        self.waiting += equations.constraints
+
+    # -- solving --------------------------------------------------------------------------------------------------
+
+    def solve(self) -> None:
+        """Propagate and decide until nothing is unknown."""
+        self._propagate()
+        while self._decide_rows() or self._default_rows():
+            self._propagate()
+        while self._decide_dims() or self._default_dims():
+            self._propagate()
+        self._check_minimums()
+
+    def _propagate(self) -> None:
+        backwards = False
+        while True:
+            before = self.unknowns.changes
+            remaining: list[Constraint] = []
+            for constraint in reversed(self.waiting) if backwards else self.waiting:
+                replaced = constraint.advance(self.unknowns)
+                if replaced is None:
+                    remaining.append(constraint)
+                else:
+                    remaining.extend(replaced)
+                    self.unknowns.changes += len(replaced)
+            self.waiting = remaining[::-1] if backwards else remaining
+            if self.unknowns.changes == before:
+                return
+            backwards = not backwards
+
+    def _results(self) -> set[Row | Dim]:
+        return {result for constraint in self.waiting for result in constraint.results()}
+
+    def _decide_rows(self) -> bool:
+        """Give open rows the number of axes that their uses suggest; say whether any was given."""
+        uses: dict[Row, list[RowUse]] = {}
+        for constraint in self.waiting:
+            for use in constraint.uses():
+                if isinstance(use, RowUse):
+                    uses.setdefault(use.row.root, []).append(use)
+        results = self._results()
+        for of_results, complete in ((False, True), (True, True), (False, False), (True, False)):
+            chosen = {
+                row: rank
+                for row, found in uses.items()
+                if (row in results) is of_results and (rank := _meet_of_ranks(found, complete)) is not None
+            }
+            if chosen:
+                return self._give_axes(chosen)
+        # Nothing but empty rows and sizes of 1 is left to go by; plain numbers do not count even then.
+        weak = {row: ranks for row, found in uses.items() if (ranks := _weak_ranks(found))}
+        return self._give_axes({row: min(ranks) for row, ranks in weak.items()})
+
+    def _give_axes(self, chosen: dict[Row, int]) -> bool:
+        for row, rank in chosen.items():
+            if row.root.dims is None:
+                where = self._where_of_row(row)
+                reason = Reason(f"{where.row} row of {where.label}", where.source)
+                self.unknowns.bind(row, tuple(Dim() for _ in range(rank)), reason, where)
+        return bool(chosen)
+
+    def _default_rows(self) -> bool:
+        """Empty what nothing determines, input rows of parameters first; other open parameter rows are errors."""
+        unknown = [
+            (node, kind, row.root)
+            for node, rows in self.rows.items()
+            for kind, row in rows.items()
+            if row.root.dims is None
+        ]
+        params = [(node, kind, row) for node, kind, row in unknown if node.role is Role.PARAM]
+        outputs = {row for _, kind, row in params if kind == "output"}
+        empties = {row for _, kind, row in params if kind != "output" and row not in outputs}
+        if not empties:
+            for node, kind, row in sorted(params, key=lambda found: found[0].number):
+                raise self._undetermined(node, kind, row)
+            variables = [row.root for found in self.variables.values() for row in found.rows.values()]
+            results = self._results()
+            open_rows = [row for _, _, row in unknown] + [row for row in variables if row.dims is None]
+            empties = {row for row in open_rows if row not in results} or set(open_rows)
+        for row in empties:
+            if row.root.dims is None:
+                self.unknowns.bind(row, (), None, self._where_of_row(row))
+        return bool(empties)
+
+    def _decide_dims(self) -> bool:
+        """Give open sizes what their uses suggest; say whether any was given."""
+        uses: dict[Dim, list[DimUse]] = {}
+        for constraint in self.waiting:
+            for use in constraint.uses():
+                if isinstance(use, DimUse):
+                    uses.setdefault(use.dim.root, []).append(use)
+        results = self._results()
+        for of_results, complete in ((False, True), (True, True), (False, False), (True, False)):
+            chosen = {
+                dim: agreed
+                for dim, found in uses.items()
+                if (dim in results) is of_results and (agreed := self._meet(dim, found, complete)) is not None
+            }
+            if chosen:
+                break
+        else:
+            # Only sizes of 1 are left to go by.
+            chosen = {dim: use for dim, found in uses.items() for use in found if use.weak}
+        for dim, use in chosen.items():
+            if use.extent is not None:
+                self.unknowns.set_extent(dim, use.extent, use.reason, use.where)
+            if use.label is not None and dim.root.label is None:
+                self.unknowns.set_label(dim, use.label, use.reason, use.where)
+        return bool(chosen)
+
+    def _meet(self, dim: Dim, uses: Sequence[DimUse], complete: bool) -> DimUse | None:
+        """Return the use whose size all uses agree on (1 agrees with anything); two sizes are an error."""
+        covers = [use for use in uses if use.covers]
+        relevant = covers or uses
+        if complete and any(use.extent is None for use in relevant):
+            return None
+        strong = [use for use in relevant if use.extent is not None and not use.weak]
+        for use in strong[1:]:
+            if use.extent != strong[0].extent:
+                name, where = self._name_of(dim), strong[0].where
+                raise where.error(
+                    f"{name} would have size {strong[0].extent} here and size {use.extent} in {use.where.label}",
+                    [
+                        (str(strong[0].extent), strong[0].reason),
+                        (str(use.extent), use.reason),
+                        (f"in {use.where.label}", Reason("used", use.where.source)),
+                    ],
+                    "the uses of an open axis must agree; declare its size, or use two parameters",
+                )
+        return strong[0] if strong else None
+
+    def _default_dims(self) -> bool:
+        unknown: dict[Dim, tuple[Node, RowKind, int]] = {}
+        for node, rows in self.rows.items():
+            for kind in PRINT_ORDER:
+                dims = rows[kind].root.dims or ()
+                for place, dim in enumerate(dims):
+                    if dim.root.extent is None:
+                        if node.role is Role.PARAM:
+                            raise self._undetermined(node, kind, rows[kind], place - len(dims))
+                        unknown.setdefault(dim.root, (node, kind, place))
+        for variables in self.variables.values():
+            others = [*variables.names.values(), *variables.anonymous.values()]
+            others += [dim for row in variables.rows.values() for dim in row.root.dims or ()]
+            for dim in others:
+                if dim.root.extent is None:
+                    unknown.setdefault(dim.root, (next(iter(self.rows)), "output", 0))
+        results = self._results()
+        chosen = [dim for dim in unknown if dim not in results] or list(unknown)
+        for dim in chosen:
+            if dim.root.extent is None:
+                node, kind, _ = unknown[dim]
+                where = Where(node.label, node.source, kind)
+                self.unknowns.set_extent(dim, max(1, dim.root.minimum), Reason("not determined", node.source), where)
+        return bool(chosen)
+
+    def _check_minimums(self) -> None:
+        for node, rows in self.rows.items():
+            for kind, row in rows.items():
+                for place, dim in enumerate(row.root.dims or ()):
+                    root = dim.root
+                    size = root.extent.max if isinstance(root.extent, DynamicDim) else root.extent
+                    if size is not None and size < root.minimum:
+                        where = Where(node.label, node.source, kind)
+                        raise where.error(
+                            f"an index needs at least {root.minimum} cells of axis {place} of the {kind} row, "
+                            f"it has {size}",
+                            [(str(size), root.reason)],
+                            "use a smaller position or index, or a larger axis",
+                        )
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _where_of_row(self, row: Row) -> Where:
+        for node, rows in self.rows.items():
+            for kind, other in rows.items():
+                if other.root is row.root:
+                    return Where(node.label, node.source, kind)
+        node = next(iter(self.rows))
+        return Where(node.label, node.source)
+
+    def _name_of(self, dim: Dim) -> str:
+        for node, rows in self.rows.items():
+            for kind, row in rows.items():
+                for place, other in enumerate(row.root.dims or ()):
+                    if other.root is dim.root:
+                        what = "parameter " if node.role is Role.PARAM else ""
+                        return f"{what}{node.label!r} ({kind} row, axis {place - len(row.root.dims or ())})"
+        return "an axis"
+
+    def _undetermined(self, node: Node, kind: RowKind, row: Row, place: int | None = None) -> ShapeError:
+        what = f"the {kind} row" if place is None else f"axis {place} of the {kind} row"
+        lines = [f"nothing determines {what} of parameter {node.label!r}", f"  {node.source.quoted()}"]
+        for record in sorted(node.consumers, key=lambda record: record.result.number)[:3]:
+            lines.append(f"  used by {record.scope.label} {record.scope.source.quoted()}")
+        others = [
+            other.label
+            for other, rows in self.rows.items()
+            if other is not node and other.role is Role.PARAM and any(found.root is row.root for found in rows.values())
+        ]
+        if others:
+            lines.append(f"  it has the same axes as {', '.join(map(repr, others))}")
+        lines.append(f'  hint: give it a size, for example st.param("{node.label}", {kind}=[...])')
+        return ShapeError("\n".join(lines))
+
+    # -- reading out ----------------------------------------------------------------------------------------------
+
+    def scope_shapes(self, scope: Scope) -> ScopeShapes:
+        """Read the solved variables of a scope."""
+        found = self.variables[scope]
+        return ScopeShapes(
+            {name: _extent(dim) for name, dim in found.names.items()},
+            {name: tuple(_extent(dim) for dim in row.root.dims or ()) for name, row in found.rows.items()},
+            {key: _extent(dim) for key, dim in found.anonymous.items()},
+        )
+
+    def solution(self) -> ShapeSolution:
+        """Read everything out."""
+        shapes: dict[Node, Shape] = {}
+        origins: dict[Node, tuple[Source, ...]] = {}
+        for node, rows in self.rows.items():
+            shapes[node] = Shape(**{kind: tuple(_axis(dim) for dim in rows[kind].root.dims or ()) for kind in rows})
+            reasons = [rows[kind].root.reason for kind in MEMORY_ORDER]
+            reasons += [dim.root.reason for kind in MEMORY_ORDER for dim in rows[kind].root.dims or ()]
+            sources = [node.source, *(reason.source for reason in reasons if reason is not None)]
+            origins[node] = tuple(dict.fromkeys(sources))
+        captures = {key: _extent(dim) for key, dim in self.captures.items() if dim.root.extent is not None}
+        return ShapeSolution(shapes, captures, origins, {scope: self.scope_shapes(scope) for scope in self.variables})
+
+
+def _meet_of_ranks(uses: Sequence[RowUse], complete: bool) -> int | None:
+    covers = [use for use in uses if use.covers]
+    relevant = covers or uses
+    if complete and any(use.rank is None for use in relevant):
+        return None
+    ranks = [use.rank for use in relevant if use.rank is not None and (use.covers or not use.weak)]
+    if not ranks:
+        return None
+    return max(ranks) if covers else min(ranks)
+
+
+def _weak_ranks(uses: Sequence[RowUse]) -> list[int]:
+    return [use.rank for use in uses if use.rank is not None and use.weak and not use.neutral]
+
+
+def _declared_shape(node: Node) -> Shape | None:
+    if node.settled_shape is not None:
+        return node.settled_shape.shape
+    if node.declared is None:
+        return None
+    rows: dict[RowKind, tuple[Axis, ...]] = {}
+    for kind in MEMORY_ORDER:
+        declared = node.declared.row(kind)
+        if declared.open or any(not isinstance(axis.size, (int, DynamicDim)) for axis in declared.axes):
+            return None
+        rows[kind] = tuple(_sized_axis(axis.size, axis.label) for axis in declared.axes)
+    return Shape(**rows)
+
+
+def _sized_axis(size: Size, label: str | None) -> Axis:
+    if isinstance(size, DynamicDim):
+        return Axis(size.max, label, size)
+    if isinstance(size, int):
+        return Axis(size, label)
+    raise InternalError(f"{size!r} is not a size that is known as declared")
+
+
+def _extent(dim: Dim) -> Extent:
+    extent = dim.root.extent
+    if extent is None:
+        raise InternalError("a size is still unknown after the shape solver finished")
+    return extent
+
+
+def _axis(dim: Dim) -> Axis:
+    return _sized_axis(_extent(dim), dim.root.label)
