@@ -18,7 +18,11 @@ import pytest
 import stagedtensor as st
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [path for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
+DOCUMENTS = [
+    path
+    for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
+    if path.exists()
+]
 
 FENCE = re.compile(r"^```(?P<language>\w*)\s*$")
 MARK = re.compile(r"^<!--\s*(?P<mark>prints|not run: .+?)\s*-->\s*$")

@@ -65,9 +65,7 @@ def test_import_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
         ("open('here', 'w').close()", "written"),
     ],
 )
-def test_the_checks_above_can_fail(
-    statement: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checks_above_can_fail(statement: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = outside(statement, tmp_path)[key]
     assert "torch" in found if key == "modules" else found

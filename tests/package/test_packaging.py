@@ -78,6 +78,8 @@ def test_the_version_is_one() -> None:
 
 
 def test_files_stay_readable_in_one_sitting() -> None:
-    longest = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in source_files("*.py")}
+    longest = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in source_files("*.py")
+    }
     too_long = {name: lines for name, lines in longest.items() if lines > 560}
     assert too_long == {}
