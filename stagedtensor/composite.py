@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .errors import StagedTensorError
+from .predicates import declare_op_kind
 from .source import user_source
 from .specs import pointwise
 from .statements import Composite, Operand, Slot
 from .tensor import Tensor, _composite, apply_op
 
 F = TypeVar("F", bound=Callable[..., Tensor])
-
-KINDS: dict[str, None] = {}
-"""Names of all composites defined so far, in order of definition (known op kinds of policies)."""
 
 
 def composite(name: str, *, float_only: bool = False, wide_result: bool = False) -> Callable[[F], F]:
@@ -36,7 +34,7 @@ def composite(name: str, *, float_only: bool = False, wide_result: bool = False)
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise TypeError(f"a composite's name is an identifier, not {name!r}")
-    KINDS.setdefault(name)
+    declare_op_kind(name)
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

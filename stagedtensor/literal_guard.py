@@ -25,7 +25,7 @@ def check_literals(solution: PrecisionSolution, nodes: Iterable[Node]) -> None:
     Floats: a finite value beyond the greatest finite one, or infinity in a format without it. Integers and bool: any
     value they cannot hold exactly. The message names constant, node, chain of reasons and source line.
     """
-    for node in sorted(set(nodes), key=lambda node: node.number):
+    for node in sorted(set(nodes), key=lambda node: (node.source.file, node.source.line, node.number)):
         if node.role is not Role.LITERAL:
             continue
         prec = solution.prec(node)

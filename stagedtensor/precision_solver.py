@@ -35,7 +35,22 @@ class _Override:
 
     @property
     def note(self) -> str:
-        return self.update.name if self.update.is_policy else f"only_if {self.update.name}"
+        if not self.update.is_policy:
+            return f"only_if {self.update.name}"
+        pinned = f" {self.kind}" if self.kind in ("keep_f32", "except_") else ""
+        return f"{self.update.name}{pinned}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Fault:
+    """An error found while solving, with its place."""
+
+    source: Source
+    error: PrecisionError
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.source.file, self.source.line, str(self.error)
 
 
 class PrecisionSolution:
@@ -96,9 +111,12 @@ def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> Precision
             overrides = {**overrides, **fresh}
             sweep = _Sweep(derivations, overrides)
     reasons = sweep.run()
+    faults = sweep.faults or _slot_faults(reasons)
+    if faults:
+        # Which one is reported must not depend on the order of visits.
+        raise min(faults, key=lambda fault: fault.key).error
     if debug:
         sweep.check_fixpoint()
-    _check_slots(reasons)
     declined = {node: (*sweep.declined.get(node, ()), *late.get(node, ())) for node in {**sweep.declined, **late}}
     saturated = frozenset(node for node, override in overrides.items() if override.update.saturate)
     return PrecisionSolution(reasons, declined, saturated)
@@ -185,6 +203,7 @@ class _Sweep:
         self._overrides = overrides
         self.reasons: dict[Node, Reason] = {}
         self.declined: dict[Node, list[Declined]] = {}
+        self.faults: list[_Fault] = []
         self._done = False
 
     def run(self) -> dict[Node, Reason]:
@@ -300,7 +319,9 @@ class _Sweep:
         if not because:
             return self._default_reason(node, wide=derivation.wide)
         requirement = join_requirement(*(reason.prec for reason in because))
-        self._refuse_counter_state(node, requirement, because, derivation)
+        if _misuses_counter_state(requirement, derivation):
+            self.faults.append(_Fault(node.source, _counter_error(node, because, derivation)))
+            return self._default_reason(node)
         prec, extra = requirement.realise(), ""
         if not prec.is_float and prec is not u4x32:
             default = node.default_prec
@@ -314,22 +335,9 @@ class _Sweep:
                 prec, extra = u8, "arithmetic on bools"
             elif requirement.is_lossy:
                 extra = "u64 with a signed integer: lossy"
-        if derivation.wide:
-            prec = join(prec, f32)
+        if derivation.wide and join(prec, f32) is not prec:
+            prec, extra = join(prec, f32), "a loss is f32 or wider"
         return Reason(node, "R2", prec, node.source, because, extra=extra)
-
-    @staticmethod
-    def _refuse_counter_state(
-        node: Node, requirement: Requirement, because: tuple[Reason, ...], derivation: Derivation
-    ) -> None:
-        computes = derivation.kind == "cast" or (derivation.kind in OPS and derivation.kind != "identity")
-        if not requirement.conflict and not (requirement.counter and computes):
-            return
-        parties = "\n".join(f"  {cause.node.label}: {cause.prec} {cause.node.source.quoted()}" for cause in because)
-        raise PrecisionError(
-            f"{node.label}: u4x32 is counter state, which {derivation.kind or 'this op'} cannot read or join\n"
-            f"  {node.source.quoted()}\n{parties}\n  only samplers and counter operations take it"
-        )
 
     def _from_consumers(self, node: Node, derivation: Derivation) -> tuple[Reason, list[Declined]]:
         """R3: the join of the consumers' demands, and the demands that were refused."""
@@ -410,7 +418,8 @@ class _Sweep:
 
     def _own_integer(self, node: Node, derivation: Derivation) -> Reason | None:
         """Indices, positions and counts that a composite makes for itself stay integers."""
-        if node.is_gradient or node.gradient is not None:
+        # An argument that enters as data is computed with, so it is as wide as the rest (a mean of integers).
+        if node.is_gradient or node.gradient is not None or derivation.kind == "enter":
             return None
         if derivation.demands or derivation.is_index:
             if node.role is not Role.LITERAL and not derivation.is_index:
@@ -434,30 +443,44 @@ def _settled_reason(node: Node, settled: Settled) -> Reason:
     return Reason(node, "R6", settled.prec, settled.source, because, note=f"by routine {settled.routine!r}")
 
 
-# -- slots ----------------------------------------------------------------------------------------------------------
+# -- faults ---------------------------------------------------------------------------------------------------------
 
 
-def _check_slots(reasons: Mapping[Node, Reason]) -> None:
+def _misuses_counter_state(requirement: Requirement, derivation: Derivation) -> bool:
+    computes = derivation.kind == "cast" or (derivation.kind in OPS and derivation.kind != "identity")
+    return requirement.conflict or (requirement.counter and computes)
+
+
+def _counter_error(node: Node, because: tuple[Reason, ...], derivation: Derivation) -> PrecisionError:
+    parties = sorted(f"  {cause.node.label}: {cause.prec} {cause.node.source.quoted()}" for cause in because)
+    return PrecisionError(
+        f"{node.label}: u4x32 is counter state, which {derivation.kind or 'this op'} cannot read or join\n"
+        f"  {node.source.quoted()}\n" + "\n".join(parties) + "\n  only samplers and counter operations take it"
+    )
+
+
+def _slot_faults(reasons: Mapping[Node, Reason]) -> list[_Fault]:
     """Index slots take integers, sampler slots counter state, casts anything but counter state."""
-    for node in sorted(reasons, key=lambda node: node.number):
+    faults: list[_Fault] = []
+    for node, reason in reasons.items():
         record = node.record
-        if record is None:
-            continue
-        for operand in record.operands:
+        for operand in record.operands if record is not None else ():
             prec = reasons[operand.node].prec
             if operand.slot is Slot.INDEX and not prec.is_integer:
-                raise _slot_error(
-                    record, operand.node, prec, "an integer", "give it an integer precision (prec=i32), or cast(..., i32)"
-                )
-            if operand.slot is Slot.RNG and prec is not u4x32:
-                raise _slot_error(record, operand.node, prec, "u4x32", "samplers read counter state only")
-            if record.kind == "cast" and u4x32 in (prec, reasons[node].prec):
-                raise _slot_error(record, operand.node, prec, "a number", "counter state cannot be cast")
+                expected, advice = "an integer", "give it an integer precision (prec=i32), or cast(..., i32)"
+            elif operand.slot is Slot.RNG and prec is not u4x32:
+                expected, advice = "u4x32", "samplers read counter state only"
+            elif record is not None and record.kind == "cast" and u4x32 in (prec, reason.prec):
+                expected, advice = "a number", "counter state cannot be cast"
+            else:
+                continue
+            assert record is not None
+            faults.append(_Fault(record.source, _slot_error(record, operand.node, prec, expected, advice)))
+    return faults
 
 
 def _slot_error(record: OpRecord, operand: Node, prec: Prec, expected: str, advice: str) -> PrecisionError:
-    source: Source = record.source
     return PrecisionError(
         f"{record.kind} {record.result.label}: expected {expected} in operand {operand.label}, got {prec}\n"
-        f"  {source.quoted()}\n  {operand.label} was made {operand.source.quoted()}\n  {advice}"
+        f"  {record.source.quoted()}\n  {operand.label} was made {operand.source.quoted()}\n  {advice}"
     )

@@ -33,6 +33,7 @@ class Predicate(Generic[Subject]):
         self.name = name
 
     def __call__(self, subject: Subject) -> bool:
+        """Apply the test."""
         return self._test(subject)
 
     def __and__(self, other: Callable[[Subject], bool]) -> Predicate[Subject]:
@@ -73,15 +74,11 @@ is_integer: Final[Predicate[Prec]] = Predicate(lambda prec: prec.is_integer, "is
 
 # -- op kinds -------------------------------------------------------------------------------------------------------
 
-_DATA_KINDS: Final = (
-    "argmax", "argmin", "cast", "concat", "einsum", "gather", "matmul", "max", "mean", "min", "one_hot", "permute",
-    "prod", "reshape", "slice", "sum", "transpose",
+_OTHER_KINDS: Final = (
+    "argmax", "argmin", "cast", "clamp", "concat", "einsum", "gather", "matmul", "max", "min", "one_hot", "permute",
+    "prod", "reshape", "slice", "sum",
 )  # fmt: skip
-_LIBRARY_COMPOSITES: Final = (
-    "attention", "avg_pool2d", "batch_norm", "conv2d", "cross_entropy", "dense", "dropout", "gelu", "layer_norm",
-    "log_softmax", "rms_norm", "silu", "softmax", "variance",
-)  # fmt: skip
-_kinds: dict[str, None] = dict.fromkeys((*OPS, *_DATA_KINDS, *_LIBRARY_COMPOSITES))
+_kinds: dict[str, None] = dict.fromkeys((*OPS, *_OTHER_KINDS))
 
 
 def declare_op_kind(name: str) -> None:
