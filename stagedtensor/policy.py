@@ -78,7 +78,9 @@ class PrecisionPolicy:
         node = _root_node(root)
         kept = frozenset(_kinds(keep_f32))
         if except_ is not None and not callable(except_):
-            raise TypeError(f"except_ is a predicate on nodes, such as label('norm'), not {except_!r}\n  {source.quoted()}")
+            raise TypeError(
+                f"except_ is a predicate on nodes, such as label('norm'), not {except_!r}\n  {source.quoted()}"
+            )
         targets: dict[Node, Request] = {}
         params = _param_nodes(root)
         for reached in _reachable(node, params):

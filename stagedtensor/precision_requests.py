@@ -106,9 +106,7 @@ def answer(test: Callable[[Subject], object], subject: Subject, what: str, sourc
     )
 
 
-def specify(
-    t: Any, prec: Any, *, only_if: Callable[[Prec], bool] | None = None, saturate: bool = False
-) -> None:
+def specify(t: Any, prec: Any, *, only_if: Callable[[Prec], bool] | None = None, saturate: bool = False) -> None:
     """Fix the precision of a value (``t``) or of a gradient (``t.grad``).
 
     With ``only_if`` the request is kept aside; at each solve it is tested on the precision that the node has without
@@ -134,7 +132,9 @@ def specify(
         if final.prec is not wanted and answer(only_if, final.prec, "specify", source):
             raise conflict(node, wanted, source)
         return
-    add_update(node, {node: Request(wanted, "only_if")}, source, condition=only_if, saturate=saturate, name=name_of(only_if))
+    add_update(
+        node, {node: Request(wanted, "only_if")}, source, condition=only_if, saturate=saturate, name=name_of(only_if)
+    )
 
 
 def specify_node(

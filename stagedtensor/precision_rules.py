@@ -177,7 +177,8 @@ def is_index_fed(value: Node) -> bool:
 
 def _feeds_contraction(value: Node) -> bool:
     return any(
-        is_contraction(record) and any(operand.node is value and operand.slot is Slot.DATA for operand in record.operands)
+        is_contraction(record)
+        and any(operand.node is value and operand.slot is Slot.DATA for operand in record.operands)
         for record in value.consumers
     )
 

@@ -148,9 +148,7 @@ def _updates(graph: Mapping[Node, None]) -> list[Update]:
     return [update for session in sessions for update in session.updates]
 
 
-def _hold(
-    update: Update, prior: Mapping[Node, Reason], declined: dict[Node, list[Declined]]
-) -> dict[Node, _Override]:
+def _hold(update: Update, prior: Mapping[Node, Reason], declined: dict[Node, list[Declined]]) -> dict[Node, _Override]:
     """Test one update on the solution before it; return what holds."""
     held: dict[Node, _Override] = {}
     for node, request in update.targets.items():
@@ -326,9 +324,15 @@ class _Sweep:
         if not prec.is_float and prec is not u4x32:
             default = node.default_prec
             if node.gradient is not None or node.is_gradient:
-                prec, extra = join(prec, default), f"joined with the session default {default}, as it carries a gradient"
+                prec, extra = (
+                    join(prec, default),
+                    f"joined with the session default {default}, as it carries a gradient",
+                )
             elif derivation.float_only:
-                prec, extra = join(prec, default), f"joined with the session default {default}, as this is a float function"
+                prec, extra = (
+                    join(prec, default),
+                    f"joined with the session default {default}, as this is a float function",
+                )
             elif derivation.widens_integers and (prec is bool_ or prec.bits < 32):
                 prec, extra = i32, "sums and products of small integers"
             elif derivation.bool_to_byte and prec is bool_:

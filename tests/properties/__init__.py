@@ -1,0 +1,1 @@
+"""Properties checked on random inputs."""
