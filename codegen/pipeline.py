@@ -1,0 +1,88 @@
+"""THE list of passes: from a solved program to scheduled kernels.
+
+In: a solved program, a target, numerics. Out: a module whose kernels are loop nests, ready for emission. With
+``fusion=False`` every node keeps its buffer and every statement its kernel: the oracle of the other passes. ``check``
+verifies after each pass. Emission (``codegen.emit``) is not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from stagedtensor.codegen.effects import named
+from stagedtensor.codegen.loop_ir import Module
+from stagedtensor.codegen.lower import lower
+from stagedtensor.codegen.passes.cse import cse
+from stagedtensor.codegen.passes.fuse import fuse
+from stagedtensor.codegen.passes.inline import inline
+from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
+from stagedtensor.codegen.passes.place import Report, record_fused
+from stagedtensor.codegen.passes.prune import prune
+from stagedtensor.codegen.passes.simplify import simplify
+from stagedtensor.codegen.schedule.machine import TargetInfo
+from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.codegen.verify import verify
+from stagedtensor.numerics import Numerics
+
+Pass: TypeAlias = Callable[[Module], Module]
+
+UNFUSED: tuple[tuple[str, Pass], ...] = (
+    ("simplify", simplify),
+    ("cse", cse),
+)
+"""What every program goes through; no placement, no fusion."""
+
+
+def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes with fusion; ``report`` takes the placement of every temporary."""
+    return (
+        ("simplify", simplify),
+        ("prune", prune),
+        ("inline", lambda module: inline(module, report)),
+        ("fuse", fuse),
+        ("prune fused", lambda module: record_fused(prune(module), report)),
+        ("cse", cse),
+        ("name", named),
+    )
+
+
+def blocks(
+    program: SolvedProgram,
+    numerics: Numerics,
+    backend: str = "cpu",
+    *,
+    fusion: bool = True,
+    check: bool = False,
+    report: Report | None = None,
+) -> Module:
+    """Lower ``program`` and run the passes before scheduling: one block per kernel."""
+    module = lower(normalise_zeroing(program), numerics, backend)
+    if check:
+        verify(module)
+    for _, step in fused(report or Report()) if fusion else UNFUSED:
+        module = step(module)
+        if check:
+            verify(module)
+    return module
+
+
+def generate(
+    program: SolvedProgram,
+    target: TargetInfo | str,
+    numerics: Numerics,
+    *,
+    fusion: bool = True,
+    check: bool = False,
+    report: Report | None = None,
+) -> Module:
+    """Compile ``program`` into scheduled kernels for ``target``; a bare name (``"reference"``) stands for no schedule."""
+    from stagedtensor.codegen.schedule import schedule
+
+    if isinstance(target, str):
+        return blocks(program, numerics, target, fusion=fusion, check=check, report=report)
+    module = blocks(program, numerics, target.name, fusion=fusion, check=check, report=report)
+    module = schedule(module, target, numerics)
+    if check:
+        verify(module)
+    return module
