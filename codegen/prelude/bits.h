@@ -44,17 +44,19 @@ ST_FN float st_fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 //! st_fma_f32 | needs st_bits_f64 st_from_bits_f64
 /* a * b + c, rounded once, without an fma instruction. The product of two floats is exact in double. The sum is rounded
    to odd: where inexact it takes the neighbour whose last bit is set, which keeps the final rounding to float from
-   seeing a tie that is none. The comparisons are false for NaN and infinities, so those pass unchanged. */
+   seeing a tie that is none. Infinities and NaN are left alone. The tests are shifts and logic on 64-bit words, which
+   every vector unit has; double comparisons selecting integers they have not. */
 ST_FN float st_fma_f32(float a, float b, float c) {
     double product = (double)a * (double)b, addend = (double)c;
     double sum = product + addend;
     double back = sum - product;
-    double error = (product - (sum - back)) + (addend - back);
-    uint64_t bits = st_bits_f64(sum);
-    uint64_t away = (uint64_t)((error > 0.0) == (sum > 0.0));
-    uint64_t inexact = (uint64_t)((error > 0.0) | (error < 0.0)) & ~bits & 1u;
-    bits += inexact * (2u * away) - inexact;
-    return (float)st_from_bits_f64(bits);
+    uint64_t error = st_bits_f64((product - (sum - back)) + (addend - back)), bits = st_bits_f64(sum);
+    uint64_t magnitude = error << 1;
+    uint64_t inexact = (magnitude | (0u - magnitude)) >> 63;
+    uint64_t nonfinite = ((bits >> 52 & 0x7ffu) + 1u) >> 11;
+    uint64_t step = inexact & ~nonfinite & ~bits & 1u;
+    uint64_t toward_zero = step & (error ^ bits) >> 63;
+    return (float)st_from_bits_f64(bits + step - (toward_zero << 1));
 }
 //! st_fma_f64 | dialect c | include math.h
 /* a * b + c, rounded once; the C library is correctly rounded here, in software where there is no instruction. */

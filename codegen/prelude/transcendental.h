@@ -201,7 +201,9 @@ ST_FN float st_pow_f32(float x, float y) {
     logarithm = base < st_from_bits_f64(0x7ff0000000000000u) ? logarithm : base;
     logarithm = base == 0.0 ? st_from_bits_f64(0xfff0000000000000u) : logarithm;
     /* 2^product; beyond +-200 the float is 0 or infinity. The comparison lets NaN through. */
-    double product = (logarithm == 0.0) | (y == 0.0f) ? 0.0 : logarithm * (double)y;
+    double ordinate = (double)y, product = logarithm * ordinate;
+    product = logarithm == 0.0 ? 0.0 : product;
+    product = ordinate == 0.0 ? 0.0 : product;
     uint64_t sign_bit = st_bits_f64(product) & 0x8000000000000000u;
     double limit = st_from_bits_f64(sign_bit | 0x4069000000000000u);
     product = st_from_bits_f64(st_bits_f64(product) ^ sign_bit) > 200.0 ? limit : product;
@@ -222,7 +224,7 @@ ST_FN float st_pow_f32(float x, float y) {
     magnitude = magnitude >= 0x1p24f ? 0.0f : magnitude;
     int32_t whole = (int32_t)(magnitude == magnitude ? magnitude : 0.0f);
     uint32_t fractional = (float)whole == magnitude ? 0u : 0xffffffffu;
-    uint32_t negative = base < st_from_bits_f64(0x7ff0000000000000u) ? (x < 0.0f ? 0xffffffffu : 0u) : 0u;
+    uint32_t negative = (x < 0.0f) & (x > st_from_bits_f32(0xff800000u)) ? 0xffffffffu : 0u;
     uint32_t sign = st_bits_f32(x) & (uint32_t)whole << 31 & ~fractional;
     uint32_t result = st_bits_f32((float)power) | sign;
     return st_from_bits_f32((negative & fractional) != 0u ? 0x7fc00000u : result);

@@ -74,7 +74,12 @@ class Loops:
     """A shared library with one loop a function."""
 
     def __init__(
-        self, folder: Path, names: Iterable[str], features: frozenset[str], flags: tuple[str, ...], optimise: str = "-O2"
+        self,
+        folder: Path,
+        names: Iterable[str],
+        features: frozenset[str],
+        flags: tuple[str, ...],
+        optimise: str = "-O2",
     ) -> None:
         prelude = prelude_source(names, features=features)
         defined = signatures(prelude)
