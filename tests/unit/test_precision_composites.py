@@ -98,6 +98,17 @@ def test_contractions_inside_read_the_result_precision(result: Prec, gradient: P
     assert {grad(nodes[name]) for name in ("w.in", "b.in", "preactivation", "activation")} == {f32}
 
 
+def test_a_product_without_a_sum_is_no_contraction() -> None:
+    g = Graph()
+    x = g.placeholder("x", bf16)
+
+    def inside(x: Node) -> Node:
+        return g.op("einsum", g.op("exp", x, label="factor"), x, label="product", reduction="add", combine="mul")
+
+    nodes = interior(g.composite("scaled", inside, x))
+    assert {prec(node) for node in nodes.values()} == {f32}
+
+
 def test_nested_composites_follow_the_outermost() -> None:
     g = Graph()
     q = g.placeholder("q", bf16)

@@ -401,6 +401,8 @@ def test_settled_policy_node_still_contributes() -> None:
     solution = solve_precisions([y])
     settle(solution, solution.nodes, "step")
     assert prec(g.op("exp", w)) is bf16
+    assert why(w).is_specified
+    assert not why(w.gradient).is_specified
 
 
 def test_specify_on_a_settled_node() -> None:
