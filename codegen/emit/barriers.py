@@ -1,0 +1,116 @@
+"""Where a routine's threads must wait for one another.
+
+In: a scheduled module and its memory plan. Out: for each kernel, whether a barrier stands in front of it. Two kernels need
+one between them if they touch the same bytes, one of them writing, unless both are thread 0's or each thread touches only
+bytes that its own part of the earlier kernel touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagedtensor.codegen.affine import Affine, constant, flat_index
+from stagedtensor.codegen.emit.body import partition_grain
+from stagedtensor.codegen.loop_ir import Buffer, For, Load, Module, Proc, Store, Symbol, Var, walk
+from stagedtensor.codegen.passes.plan_memory import MemoryPlan
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, walk_stmts
+
+
+def is_parallel(proc: Proc) -> bool:
+    """Tell whether a proc has a parallel loop; one without runs on thread 0 alone."""
+    return any(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in proc.body)
+
+
+Owner = tuple[int, int, int] | None
+"""Partition by which a thread owns cells: iterations, grain and cells per iteration. None: cells of no one thread."""
+
+
+@dataclass(frozen=True)
+class _Access:
+    buffer: Buffer
+    start: int | None
+    """Offset in the arena; None for a buffer of its own."""
+    writes: bool
+    parallel: bool
+    owner: Owner
+
+
+def barriers_before(module: Module, plan: MemoryPlan) -> tuple[bool, ...]:
+    """Return for each kernel of ``module`` whether all threads must meet before it."""
+    pending: list[_Access] = []
+    waits: list[bool] = []
+    for kernel in module.kernels:
+        new = list(_accesses(kernel, plan))
+        wait = any(_conflict(old, access) for old in pending for access in new)
+        waits.append(wait)
+        pending = new if wait else pending + new
+    return tuple(waits)
+
+
+def _conflict(old: _Access, new: _Access) -> bool:
+    if not (old.writes or new.writes) or not _overlap(old, new):
+        return False
+    if not old.parallel and not new.parallel:
+        return False
+    same_cells = old.buffer is new.buffer or (old.start is not None and old.start == new.start)
+    owned = old.owner is not None and old.owner == new.owner and old.buffer.type.bytes == new.buffer.type.bytes
+    return not (same_cells and owned)
+
+
+def _overlap(old: _Access, new: _Access) -> bool:
+    if old.buffer is new.buffer:
+        return True
+    if old.start is None or new.start is None:
+        return False
+    return old.start < new.start + new.buffer.nbytes and new.start < old.start + old.buffer.nbytes
+
+
+def _accesses(kernel: Proc, plan: MemoryPlan) -> Iterator[_Access]:
+    parallel = is_parallel(kernel)
+    written = set(buffers_written(kernel.body))
+    for buffer in dict.fromkeys((*buffers_read(kernel.body), *buffers_written(kernel.body))):
+        if buffer.space != "global":
+            continue
+        owner = _owner(kernel, buffer) if parallel else None
+        yield _Access(buffer, plan.offsets.get(buffer), buffer in written, parallel, owner)
+
+
+def _owner(kernel: Proc, buffer: Buffer) -> Owner:
+    """Find the partition by which each thread keeps to its own cells of ``buffer``, if there is one."""
+    loops = [stmt for stmt in kernel.body if isinstance(stmt, For)]
+    if len(loops) != 1 or len(kernel.body) != 1:
+        return None
+    (outer,) = loops
+    count = constant(outer.iterator.extent)
+    if count is None:
+        return None
+    bounds = {stmt.iterator.symbol: stmt.iterator.bound for stmt in walk_stmts(outer.body) if isinstance(stmt, For)}
+    cells: int | None = None
+    for flat in _cells(kernel, buffer, {**bounds, outer.iterator.symbol: count}):
+        step = flat.coefficient(outer.iterator.symbol)
+        if not step or (cells is not None and step != cells) or not _within(flat, outer.iterator.symbol, step, bounds):
+            return None
+        cells = step
+    return None if cells is None else (count, partition_grain(outer), cells)
+
+
+def _within(flat: Affine, symbol: Symbol, step: int, bounds: dict[Symbol, int]) -> bool:
+    """Tell whether the rest of the index stays inside one step of the parallel loop."""
+    rest = flat.without(symbol)
+    greatest = rest.constant
+    for atom, factor in rest.terms:
+        if not isinstance(atom, Var) or atom.symbol not in bounds or factor < 0:
+            return False
+        greatest += factor * max(0, bounds[atom.symbol] - 1)
+    return rest.constant >= 0 and greatest < step
+
+
+def _cells(kernel: Proc, buffer: Buffer, bounds: dict[Symbol, int]) -> Iterator[Affine]:
+    for stmt in walk_stmts(kernel.body):
+        for expr in expressions(stmt):
+            for part in walk(expr):
+                if isinstance(part, Load) and part.buffer is buffer:
+                    yield flat_index(buffer, part.indices, bounds)
+        if isinstance(stmt, Store) and stmt.buffer is buffer:
+            yield flat_index(buffer, stmt.indices, bounds)

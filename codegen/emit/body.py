@@ -1,0 +1,289 @@
+"""Statements of the loop IR as C text, indented, with scoped names.
+
+In: the body of one proc. Out: its lines, and the prelude functions they call. A parallel loop becomes this thread's part
+of a static partition; what stands beside it in the same proc is thread 0's. Prints no signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
+from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
+from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Apply,
+    Assign,
+    Barrier,
+    Block,
+    Buffer,
+    Call,
+    Comment,
+    Declare,
+    Expr,
+    For,
+    If,
+    Let,
+    Proc,
+    Scan,
+    Stmt,
+    Store,
+    Symbol,
+    Tile,
+    Var,
+)
+from stagedtensor.codegen.rewrite import walk_stmts
+from stagedtensor.errors import InternalError
+from stagedtensor.precision import Prec, i64
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function of generated source that is not part of the prelude."""
+
+    name: str
+    text: str
+
+
+PART_FUNCTION = Helper(
+    "st_part",
+    """\
+/* Where part `part` of `parts` begins in a range of `count`, cut at multiples of `grain` so that no cache line is shared. */
+static inline int64_t st_part(int64_t count, int64_t grain, int part, int parts) {
+    const int64_t begin = (count + grain - 1) / grain * part / parts * grain;
+    return begin < count ? begin : count;
+}
+""",
+)
+_INDENT = "    "
+FLAT_GRAIN = 64
+"""Elements: a whole number of cache lines in every format."""
+
+
+def partition_grain(stmt: For) -> int:
+    """Return the unit in which the iterations of a parallel loop are dealt out: cells in a flat loop, else single steps."""
+    inner = any(isinstance(part, For) for part in walk_stmts(stmt.body))
+    return 1 if inner else FLAT_GRAIN
+
+
+class BodyPrinter:
+    """Prints the statements of one proc. ``used`` collects the functions called."""
+
+    def __init__(self, dialect: Dialect, names: Names, *, parallel: bool, callees: Mapping[Proc, str]) -> None:
+        self.names = names
+        self.dialect = dialect
+        self.parallel = parallel
+        self.callees = callees
+        self._counted: set[Symbol] = set()
+        self._printer = ExpressionPrinter(dialect, names, nonnegative=self.nonnegative)
+
+    @property
+    def used(self) -> set[str]:
+        """Prelude functions and helpers that the text calls."""
+        return self._printer.used
+
+    def nonnegative(self, expr: Expr) -> bool:
+        """Tell whether an index is certainly not negative: a sum of loop variables with positive factors."""
+        value = affine(expr)
+        return value.constant >= 0 and all(factor > 0 and self._counts(atom) for atom, factor in value.terms)
+
+    def _counts(self, atom: Expr) -> bool:
+        if isinstance(atom, Var):
+            return atom.symbol in self._counted
+        if isinstance(atom, Apply) and atom.op in ("floordiv", "mod"):
+            divisor = constant(atom.args[1])
+            return divisor is not None and divisor > 0 and self.nonnegative(atom.args[0])
+        if isinstance(atom, Apply) and atom.op in ("minimum", "maximum"):
+            return all(self.nonnegative(arg) for arg in atom.args)
+        return False
+
+    # -- bodies ---------------------------------------------------------------------------------------------------
+    def body(self, body: tuple[Stmt, ...], depth: int) -> str:
+        """Return the text of a proc's body."""
+        lines = self._top(body, depth) if self.parallel else self._statements(body, depth)
+        return "".join(f"{line}\n" for line in lines)
+
+    def _top(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
+        """Parallel loops for every thread, anything else with an effect for thread 0."""
+        alone: list[Stmt] = []
+        for stmt in body:
+            shared = (isinstance(stmt, For) and stmt.kind == "parallel") or isinstance(stmt, Barrier | Let | Comment)
+            if shared:
+                yield from self._alone(alone, depth)
+                alone = []
+                yield from self._statement(stmt, depth)
+            else:
+                alone.append(stmt)
+        yield from self._alone(alone, depth)
+
+    def _alone(self, body: list[Stmt], depth: int) -> Iterator[str]:
+        if body:
+            yield f"{_INDENT * depth}if (tid == 0) {{"
+            yield from self._scope(tuple(body), depth + 1)
+            yield f"{_INDENT * depth}}}"
+
+    def _scope(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
+        self.names.push()
+        yield from self._statements(body, depth)
+        self.names.pop()
+
+    def _statements(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
+        for stmt in body:
+            yield from self._statement(stmt, depth)
+
+    def _statement(self, stmt: Stmt, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        text = self._printer.text
+        match stmt:
+            case For():
+                yield from self._loop(stmt, depth)
+            case Store(buffer, indices, value):
+                yield f"{pad}{self._printer.cell(buffer, indices).code} = {text(value)};"
+            case Let(symbol, value):
+                shown = text(value)
+                yield f"{pad}const {self._type(symbol.type)} {self._give(symbol)} = {shown};"
+                if self.nonnegative(value) if not symbol.type.is_float else False:
+                    self._counted.add(symbol)
+            case Declare(symbol, init):
+                shown = text(init)
+                yield f"{pad}{self._type(symbol.type)} {self._give(symbol)} = {shown};"
+            case Assign(symbol, value):
+                yield f"{pad}{self.names.of(symbol)} = {text(value)};"
+            case If():
+                yield from self._if(stmt, depth)
+            case Alloc(buffer):
+                yield f"{pad}{self._array(buffer)};"
+            case Barrier():
+                yield f"{pad}st_barrier_wait(barrier, tid);"
+            case Comment(remark):
+                yield f"{pad}// {' '.join(remark.split())}"
+            case Tile():
+                yield f"{pad}// {stmt.name}: {stmt.m} x {stmt.n} x {stmt.k}"
+                yield from self._scope_braced(stmt.loops, depth)
+            case Scan():
+                yield from self._scan(stmt, depth)
+            case Call():
+                arguments = [self.names.of(item) for item in stmt.buffers]
+                arguments += [text(item) for item in stmt.scalars]
+                yield f"{pad}{self.callees[stmt.proc]}({', '.join(arguments)});"
+            case Block():
+                raise InternalError(f"block {stmt.name} reached emission without a schedule")
+
+    def _type(self, prec: Prec) -> str:
+        return self.dialect.type_name(prec)
+
+    def _give(self, symbol: Symbol) -> str:
+        return self.names.give(symbol, symbol.hint)
+
+    def _array(self, buffer: Buffer) -> str:
+        shape = buffer.layout.physical_shape(buffer.shape)
+        subscripts = "".join(f"[{max(extent, 1)}]" for extent in shape) or "[1]"
+        if buffer.layout.steps:
+            subscripts = f"[{max(buffer.size, 1)}]"
+        return f"{self._type(buffer.type)} {self.names.give(buffer, buffer.name)}{subscripts}"
+
+    def _scope_braced(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
+        yield f"{_INDENT * depth}{{"
+        yield from self._scope(body, depth + 1)
+        yield f"{_INDENT * depth}}}"
+
+    # -- control --------------------------------------------------------------------------------------------------
+    def _loop(self, stmt: For, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        symbol = stmt.iterator.symbol
+        stmt = clipped(stmt)
+        extent = self._printer.expr(stmt.iterator.extent).code
+        self.names.push()
+        name = self.names.give(symbol, loop_name(symbol.hint))
+        self._counted.add(symbol)
+        self._printer.bounds[symbol] = stmt.iterator.bound
+        if stmt.kind == "parallel":
+            grain = partition_grain(stmt)
+            self.used.add(PART_FUNCTION.name)
+            stop = self.names.give(stmt, "stop")
+            yield f"{pad}const int64_t {stop} = st_part({extent}, {grain}, tid + 1, nt);"
+            start = f"st_part({extent}, {grain}, tid, nt)"
+        else:
+            start, stop = "0", extent
+            if stmt.kind == "unroll" and constant(stmt.iterator.extent) != 1:
+                yield f"#pragma GCC unroll {max(1, stmt.iterator.bound)}"
+        yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
+        yield from self._statements(stmt.body, depth + 1)
+        yield f"{pad}}}"
+        self.names.pop()
+
+    def _if(self, stmt: If, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        yield f"{pad}if ({self._printer.condition(stmt.condition).code}) {{"
+        yield from self._scope(stmt.then, depth + 1)
+        if stmt.orelse:
+            yield f"{pad}}} else {{"
+            yield from self._scope(stmt.orelse, depth + 1)
+        yield f"{pad}}}"
+
+    def _scan(self, stmt: Scan, depth: int) -> Iterator[str]:
+        """Carried values are updated together: each new state is computed from the old ones."""
+        pad, inner = _INDENT * depth, _INDENT * (depth + 1)
+        yield f"{pad}{{"
+        self.names.push()
+        for item in stmt.carried:
+            init = self._printer.text(item.init)
+            yield f"{inner}{self._type(item.symbol.type)} {self._give(item.symbol)} = {init};"
+        symbol = stmt.iterator.symbol
+        extent = self._printer.text(stmt.iterator.extent)
+        self.names.push()
+        name = self.names.give(symbol, loop_name(symbol.hint))
+        self._counted.add(symbol)
+        if stmt.reverse:
+            yield f"{inner}for (int64_t {name} = {extent} - 1; {name} >= 0; {name}--) {{"
+        else:
+            yield f"{inner}for (int64_t {name} = 0; {name} < {extent}; {name}++) {{"
+        deeper = _INDENT * (depth + 2)
+        if len(stmt.carried) == 1:
+            (item,) = stmt.carried
+            yield f"{deeper}{self.names.of(item.symbol)} = {self._printer.text(item.update)};"
+        else:
+            nexts: list[tuple[str, str]] = []
+            for item in stmt.carried:
+                old = self.names.of(item.symbol)
+                new = self.names.give((stmt, item.symbol), f"{old}_next")
+                yield f"{deeper}const {self._type(item.symbol.type)} {new} = {self._printer.text(item.update)};"
+                nexts.append((old, new))
+            for old, new in nexts:
+                yield f"{deeper}{old} = {new};"
+        yield from self._statements(stmt.body, depth + 2)
+        yield f"{inner}}}"
+        self.names.pop()
+        self.names.pop()
+        yield f"{pad}}}"
+
+
+def clipped(stmt: For) -> For:
+    """Turn a predicate ``i + rest < limit`` around a whole loop body into the loop's end, which compilers vectorise."""
+    if len(stmt.body) != 1 or stmt.kind not in ("serial", "vector"):
+        return stmt
+    (inner,) = stmt.body
+    if not isinstance(inner, If) or inner.orelse:
+        return stmt
+    condition, symbol = inner.condition, stmt.iterator.symbol
+    if not isinstance(condition, Apply) or condition.op != "lt" or condition.type is not i64:
+        return stmt
+    position, limit = affine(condition.args[0]), constant(condition.args[1])
+    if limit is None or position.coefficient(symbol) != 1:
+        return stmt
+    left = subtract(limit, to_expr(position.without(symbol)))
+    return For(replace(stmt.iterator, extent=minimum(stmt.iterator.extent, left)), inner.then, stmt.kind)
+
+
+def loop_name(hint: str) -> str:
+    """Return what a loop variable is called: ``i_<axis>``.
+
+    >>> loop_name("hid"), loop_name("i_k"), loop_name("")
+    ('i_hid', 'i_k', 'i')
+    """
+    base = sanitise(hint) if hint else ""
+    if not base:
+        return "i"
+    return base if base == "i" or base.startswith("i_") else f"i_{base}"

@@ -1,0 +1,274 @@
+"""C source of a routine: a scheduled module -> one translation unit.
+
+In: a module whose blocks are loop nests, the target, and the memory plan. Out: :class:`CSource`: a static function per
+kernel and one entry ``void NAME(void **frame, const int64_t *scalars, int tid, int nt, st_barrier *barrier)`` that every
+thread of the pool runs. The text depends on module and target alone. Chooses no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagedtensor.codegen.emit.barriers import barriers_before, is_parallel
+from stagedtensor.codegen.emit.body import PART_FUNCTION, BodyPrinter
+from stagedtensor.codegen.emit.c_like import CDialect
+from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
+from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
+from stagedtensor.codegen.prelude import FEATURES, prelude_source
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.machine import TargetInfo
+from stagedtensor.errors import InternalError
+
+_LINE = 110
+_BARRIER_DECLARATION = """\
+typedef struct st_barrier st_barrier;
+void st_barrier_wait(st_barrier *barrier, int tid);
+"""
+_FEATURE_NAMES = {"avx": "sse4.1"}
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel as printed: its C name, text, the lines it takes (first, last; from 1), and what it computes."""
+
+    name: str
+    text: str
+    lines: tuple[int, int]
+    origins: tuple[Origin, ...]
+    path: str
+
+
+@dataclass(frozen=True)
+class CSource:
+    """A translation unit and how to call it.
+
+    ``frame`` holds the address of each of ``buffers`` in order, then that of an arena of ``arena_bytes`` bytes aligned to
+    64 (which may be null where that is 0). ``scalars`` are the i64 parameters in order.
+    """
+
+    text: str
+    entry: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Symbol, ...]
+    arena_bytes: int
+    kernels: tuple[KernelText, ...]
+    plan: MemoryPlan
+
+    def locate(self, line: int) -> str | None:
+        """Return the expression and user's line behind line ``line`` (from 1) of the text, None outside kernels."""
+        for kernel in self.kernels:
+            if kernel.lines[0] <= line <= kernel.lines[1] and kernel.origins:
+                origin = kernel.origins[0]
+                return f"{origin.source}: {origin.text}"
+        return None
+
+
+def emit_module(
+    module: Module, target: TargetInfo, *, prelude: bool = True, header: str = "", plan: MemoryPlan | None = None
+) -> CSource:
+    """Print ``module`` as C.
+
+    ``header`` declares ``st_barrier`` and ``st_barrier_wait``; ``prelude=False`` leaves out everything before the kernels
+    (for reading and tests, not for compiling). ``plan`` defaults to :func:`plan_memory`'s.
+    """
+    plan = plan_memory(module) if plan is None else plan
+    file_names = Names()
+    entry = file_names.give(module, module.name)
+    printed: list[tuple[str, str, Proc]] = []
+    used: set[str] = set()
+    callees: dict[Proc, str] = {}
+    kernel_names: list[str] = []
+    for kernel in module.kernels:
+        for callee in _callees(kernel):
+            if callee not in callees:
+                callees[callee] = file_names.give(callee, callee.name)
+                text, names = _function(callee, callees[callee], plan, callees)
+                used |= names
+                printed.append((callees[callee], text, callee))
+        name = file_names.give(kernel, kernel.name)
+        kernel_names.append(name)
+        text, names = _function(kernel, name, plan, callees)
+        used |= names
+        printed.append((name, text, kernel))
+    driver = _entry(module, entry, kernel_names, plan)
+    needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for _, text, _ in printed)
+    needs_part = PART_FUNCTION.name in used
+    head = ""
+    if prelude:
+        head = _head(used - {PART_FUNCTION.name}, target, header, needs_barrier)
+        if needs_part:
+            head += "\n" + PART_FUNCTION.text
+        head += "\n"
+    line = head.count("\n") + 1
+    kernels: list[KernelText] = []
+    pieces = [head]
+    for name, text, proc in printed:
+        last = line + text.count("\n") - 1
+        kernels.append(KernelText(name, text, (line, last), proc.origins, proc.path))
+        pieces += (text, "\n")
+        line = last + 2
+    pieces.append(driver)
+    return CSource(
+        text="".join(pieces),
+        entry=entry,
+        buffers=module.external,
+        scalars=module.scalars,
+        arena_bytes=plan.peak,
+        kernels=tuple(kernels),
+        plan=plan,
+    )
+
+
+def _head(used: set[str], target: TargetInfo, header: str, needs_barrier: bool) -> str:
+    features = frozenset(_FEATURE_NAMES.get(name, name) for name in target.features) & FEATURES
+    text = prelude_source(used, dialect="c", features=features)
+    if header:
+        return f"{text}\n{header.rstrip()}\n"
+    declaration = _BARRIER_DECLARATION if needs_barrier else _BARRIER_DECLARATION.splitlines()[0] + "\n"
+    return f"{text}\n{declaration}"
+
+
+def _callees(proc: Proc) -> Iterator[Proc]:
+    for stmt in walk_stmts(proc.body):
+        if isinstance(stmt, Call):
+            yield from _callees(stmt.proc)
+            yield stmt.proc
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+
+
+def used_buffers(proc: Proc) -> tuple[Buffer, ...]:
+    """Return the buffers of a proc that its caller provides, in order of appearance: what is read, then written."""
+    own = {stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc)}
+    touched = dict.fromkeys((*buffers_read(proc.body), *buffers_written(proc.body)))
+    return tuple(buffer for buffer in touched if buffer not in own)
+
+
+def used_scalars(proc: Proc) -> tuple[Symbol, ...]:
+    """Return the scalar parameters that a proc reads, in the order of its declaration."""
+    read = {symbol for stmt in walk_stmts(proc.body) for expr in expressions(stmt) for symbol in symbols_of(expr)}
+    return tuple(symbol for symbol in proc.scalars if symbol in read)
+
+
+def _has_barrier(proc: Proc) -> bool:
+    return any(isinstance(stmt, Barrier) for stmt in walk_stmts(proc.body))
+
+
+def _shared(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -> dict[Buffer, Buffer]:
+    """Buffers of one proc that occupy the same cells (in-place results): each mapped to the one that is printed."""
+    first: dict[tuple[int, str], Buffer] = {}
+    shared: dict[Buffer, Buffer] = {}
+    for buffer in buffers:
+        offset = plan.offsets.get(buffer)
+        if offset is None or buffer.nbytes == 0:
+            shared[buffer] = buffer
+            continue
+        shared[buffer] = first.setdefault((offset, buffer.type.name), buffer)
+    return shared
+
+
+def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str]) -> tuple[str, set[str]]:
+    buffers = used_buffers(proc)
+    shared = _shared(plan, proc, buffers)
+    names = Names()
+    written = {shared[buffer] for buffer in buffers_written(proc.body) if buffer in shared}
+    parameters: list[str] = []
+    described: list[str] = []
+    for buffer in buffers:
+        whole = shared[buffer]
+        if whole is not buffer:
+            names.alias(buffer, names.of(whole))
+            described.append(f"{sanitise(buffer.name)} : {_shape(buffer)} in place of {names.of(whole)}")
+            continue
+        given = names.give(buffer, buffer.name)
+        constness = "" if buffer in written else "const "
+        parameters.append(f"{constness}{buffer.type.c_type} *restrict {given}")
+        described.append(f"{given} : {_shape(buffer)}")
+    for symbol in used_scalars(proc):
+        parameters.append(f"int64_t {names.give(symbol, symbol.hint)}")
+    if is_parallel(proc):
+        parameters += ("int tid", "int nt")
+    if _has_barrier(proc):
+        parameters.append("st_barrier *barrier")
+    printer = BodyPrinter(CDialect(), names, parallel=is_parallel(proc), callees=callees)
+    body = printer.body(proc.body, 1)
+    heading = "".join(f"// {line}\n" for line in _comment(proc, described))
+    text = f"{heading}{_signature(f'static void {name}', parameters)} {{\n{body}}}\n"
+    return text, printer.used
+
+
+def _signature(start: str, parameters: list[str]) -> str:
+    line = f"{start}({', '.join(parameters) or 'void'})"
+    if len(line) <= _LINE:
+        return line
+    inner = ",\n    ".join(parameters)
+    return f"{start}(\n    {inner})"
+
+
+def _shape(buffer: Buffer) -> str:
+    return f"{buffer.type}[{','.join(map(str, buffer.shape))}]"
+
+
+def _comment(proc: Proc, described: list[str]) -> Iterator[str]:
+    for origin in proc.origins:
+        text = " ".join(origin.text.split())
+        yield f"{text}  ({origin.source})" if origin.source else text
+    line = ""
+    for item in described:
+        if line and len(line) + len(item) + 2 > _LINE:
+            yield line
+            line = ""
+        line = f"{line}, {item}" if line else item
+    if line:
+        yield line
+    if proc.path:
+        yield f"schedule: {proc.path}"
+
+
+# -- the routine --------------------------------------------------------------------------------------------------
+
+
+def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan) -> str:
+    names = Names((entry, *kernel_names))
+    lines: list[str] = []
+    position = {buffer: place for place, buffer in enumerate(module.external)}
+    used: dict[Buffer, None] = {}
+    scalars: dict[Symbol, None] = {}
+    for kernel in module.kernels:
+        used.update(dict.fromkeys(used_buffers(kernel)))
+        scalars.update(dict.fromkeys(used_scalars(kernel)))
+    if any(buffer not in position for buffer in used):
+        lines.append(f"char *const arena = frame[{len(module.external)}];")
+    for buffer in module.external:
+        if buffer in used:
+            lines.append(f"{buffer.type.c_type} *const {names.give(buffer, buffer.name)} = frame[{position[buffer]}];")
+    for buffer in used:
+        if buffer in position:
+            continue
+        if buffer not in plan.offsets:
+            raise InternalError(f"buffer {buffer.name} of {module.name} is neither external nor planned")
+        c_type = buffer.type.c_type
+        given = names.give(buffer, buffer.name)
+        lines.append(f"{c_type} *const {given} = ({c_type} *)(arena + {plan.offsets[buffer]});")
+    for place, symbol in enumerate(module.scalars):
+        if symbol in scalars:
+            lines.append(f"const int64_t {names.give(symbol, symbol.hint)} = scalars[{place}];")
+    waits = barriers_before(module, plan)
+    for kernel, name, wait in zip(module.kernels, kernel_names, waits, strict=True):
+        if wait:
+            lines.append("st_barrier_wait(barrier, tid);")
+        buffers = used_buffers(kernel)
+        shared = _shared(plan, kernel, buffers)
+        arguments = [names.of(buffer) for buffer in buffers if shared[buffer] is buffer]
+        arguments += [names.of(symbol) for symbol in used_scalars(kernel)]
+        if is_parallel(kernel):
+            arguments += ("tid", "nt")
+        if _has_barrier(kernel):
+            arguments.append("barrier")
+        call = f"{name}({', '.join(arguments)});"
+        lines.append(call if is_parallel(kernel) else f"if (tid == 0) {call}")
+    signature = f"void {entry}(void **frame, const int64_t *scalars, int tid, int nt, st_barrier *barrier)"
+    return signature + " {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"

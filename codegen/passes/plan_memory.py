@@ -1,0 +1,141 @@
+"""One arena for a routine's temporaries: offsets by live range over the order of kernels.
+
+In: a scheduled module. Out: a :class:`MemoryPlan`. Buffers that are never alive at the same time share bytes; a result that
+is computed cell by cell from the last use of a same-sized buffer takes its place. Changes nothing in the module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stagedtensor.codegen.affine import flat_index
+from stagedtensor.codegen.loop_ir import Alloc, Buffer, Load, Module, Proc, Store, walk
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, walk_stmts
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One temporary: its bytes, first and last kernel that touches it (from 0), and its offset in the arena."""
+
+    buffer: Buffer
+    nbytes: int
+    first: int
+    last: int
+    offset: int
+    in_place_of: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where the temporaries of a routine lie. ``peak`` is the size of the arena, ``total`` that of all temporaries."""
+
+    placements: tuple[Placement, ...] = ()
+    peak: int = 0
+    total: int = 0
+    offsets: dict[Buffer, int] = field(default_factory=dict)
+
+    @property
+    def saved(self) -> int:
+        """Bytes that sharing saves."""
+        return self.total - self.peak
+
+
+def plan_memory(module: Module) -> MemoryPlan:
+    """Give every temporary of ``module`` an offset; buffers that no kernel touches get none."""
+    ranges = _live_ranges(module)
+    in_place = _in_place(module, ranges)
+    groups: dict[Buffer, list[Buffer]] = {}
+    for buffer in ranges:
+        groups.setdefault(in_place.get(buffer, buffer), []).append(buffer)
+    spans = {
+        leader: (min(ranges[item][0] for item in members), max(ranges[item][1] for item in members))
+        for leader, members in groups.items()
+    }
+    order = {buffer: place for place, buffer in enumerate(ranges)}
+    offsets: dict[Buffer, int] = {}
+    placed: list[Buffer] = []
+    # Large ones first, each at the lowest gap: within a few percent of the best for graphs of this kind.
+    for leader in sorted(groups, key=lambda item: (-_room(item), order[item])):
+        offset = _lowest_gap(leader, spans, offsets, placed)
+        placed.append(leader)
+        for member in groups[leader]:
+            offsets[member] = offset
+    placements = tuple(
+        Placement(buffer, buffer.nbytes, *ranges[buffer], offsets[buffer], in_place.get(buffer)) for buffer in ranges
+    )
+    peak = max((offsets[buffer] + _room(buffer) for buffer in ranges), default=0)
+    total = sum(_room(buffer) for buffer in ranges)
+    return MemoryPlan(placements, peak, total, offsets)
+
+
+def _room(buffer: Buffer) -> int:
+    return -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _lowest_gap(
+    leader: Buffer, spans: dict[Buffer, tuple[int, int]], offsets: dict[Buffer, int], placed: list[Buffer]
+) -> int:
+    first, last = spans[leader]
+    together = [other for other in placed if spans[other][0] <= last and first <= spans[other][1]]
+    offset = 0
+    for other in sorted(together, key=lambda item: offsets[item]):
+        if offset + _room(leader) <= offsets[other]:
+            break
+        offset = max(offset, offsets[other] + _room(other))
+    return offset
+
+
+def _live_ranges(module: Module) -> dict[Buffer, tuple[int, int]]:
+    temporaries = set(module.temporaries)
+    touched: dict[Buffer, list[int]] = {buffer: [] for buffer in module.temporaries}
+    for place, kernel in enumerate(module.kernels):
+        for buffer in dict.fromkeys((*buffers_read(kernel.body), *buffers_written(kernel.body))):
+            if buffer in temporaries:
+                touched[buffer].append(place)
+    return {buffer: (places[0], places[-1]) for buffer, places in touched.items() if places}
+
+
+def _in_place(module: Module, ranges: dict[Buffer, tuple[int, int]]) -> dict[Buffer, Buffer]:
+    """Map each result that may take the place of an operand to the buffer that leads their group."""
+    leader: dict[Buffer, Buffer] = {}
+    for place, kernel in enumerate(module.kernels):
+        if any(isinstance(stmt, Alloc) for stmt in walk_stmts(kernel.body)):
+            continue  # tiles and lanes read many cells before they write one
+        results = [buffer for buffer in buffers_written(kernel.body) if ranges.get(buffer, (-1,))[0] == place]
+        operands = [
+            buffer
+            for buffer in buffers_read(kernel.body)
+            if buffer in ranges and ranges[buffer][1] == place and ranges[buffer][0] < place
+        ]
+        for result in results:
+            for operand in operands:
+                if operand.type is result.type and operand.size == result.size and _same_cells(kernel, operand, result):
+                    leader[result] = leader.get(operand, operand)
+                    operands.remove(operand)
+                    break
+    return leader
+
+
+def _same_cells(kernel: Proc, operand: Buffer, result: Buffer) -> bool:
+    """Tell whether every point reads of ``operand`` only the cell it writes of ``result``, and reads it before."""
+    written = [
+        flat_index(result, stmt.indices)
+        for stmt in walk_stmts(kernel.body)
+        if isinstance(stmt, Store) and stmt.buffer is result
+    ]
+    if len(written) != 1:
+        return False
+    stored = False
+    for stmt in walk_stmts(kernel.body):
+        for expr in expressions(stmt):
+            for part in walk(expr):
+                if isinstance(part, Load) and part.buffer is result:
+                    return False
+                if isinstance(part, Load) and part.buffer is operand:
+                    if stored or not flat_index(operand, part.indices).same_as(written[0]):
+                        return False
+        stored = stored or (isinstance(stmt, Store) and stmt.buffer is result)
+    return True

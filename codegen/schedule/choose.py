@@ -1,0 +1,294 @@
+"""Which template a block gets, and why: a small cost model over shapes and strides.
+
+In: one block and the target's constants. Out: a :class:`Plan`: the loop nests in launch order, each with a line for reports.
+Nothing here measures; the same block on the same named target always gets the same plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.loop_ir import Block, Buffer, Cost, Expr, Iterator_, Load, Stmt, Var
+from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.schedule.analysis import (
+    Contraction,
+    contraction,
+    cost_of,
+    depends,
+    points,
+    stride,
+    without_single_lets,
+)
+from stagedtensor.codegen.schedule.columns import TileShape, columns
+from stagedtensor.codegen.schedule.elementwise import elementwise
+from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.nest import collapse, inline_lets, loads_in
+from stagedtensor.codegen.schedule.pack import pack, panel_axes
+from stagedtensor.codegen.schedule.rows import rows, serial
+from stagedtensor.codegen.schedule.scatter import scatter
+from stagedtensor.codegen.schedule.split import combinable, split
+
+_MOST_SCRATCH = 1 << 28
+_ROWS_THAT_REPAY = 16
+
+
+@dataclass(frozen=True)
+class Nest:
+    """One launch: its name's ending, statements, the choice in words, cost, and scratch it introduces."""
+
+    suffix: str
+    body: tuple[Stmt, ...]
+    path: str
+    cost: Cost
+    scratch: tuple[Buffer, ...] = ()
+
+
+def plan_block(block: Block, machine: Machine) -> tuple[Nest, ...]:
+    """Return the nests that compute ``block``."""
+    block = without_single_lets(block)
+    cost = cost_of(block)
+    parallel = cost.flops > machine.serial_flops or cost.nbytes > machine.serial_bytes
+    if block.scatter:
+        return (_nest(*scatter(block, parallel=parallel), cost, parallel),)
+    if not block.accumulators:
+        return (_nest(*elementwise(block, parallel=parallel), cost, parallel),)
+    found = contraction(block)
+    if found is not None:
+        tiled = _contraction(found, machine, cost, parallel)
+        if tiled is not None:
+            return tiled
+    return _reduction(block, machine, cost, parallel)
+
+
+def _nest(
+    body: tuple[Stmt, ...], path: str, cost: Cost, parallel: bool, suffix: str = "", scratch: tuple[Buffer, ...] = ()
+) -> Nest:
+    where = "static partition over threads" if parallel and _has_parallel(body) else "one thread"
+    return Nest(suffix, body, f"{path}, {where}", cost, scratch)
+
+
+def _has_parallel(body: tuple[Stmt, ...]) -> bool:
+    return any(getattr(stmt, "kind", "") == "parallel" for stmt in body)
+
+
+# -- contractions -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """The parts of a contraction: vector iterator with its operand, row iterator with its own."""
+
+    vector: Iterator_
+    row: Iterator_ | None
+    column_operand: Expr
+    row_operand: Expr
+
+
+def _roles(found: Contraction) -> _Roles | None:
+    block = found.block
+    vector = _unit_iterator(block)
+    if vector is None or constant(vector.extent) is None:
+        return None
+    in_lhs, in_rhs = depends(found.lhs, vector), depends(found.rhs, vector)
+    if in_lhs == in_rhs:
+        return None
+    column_operand, row_operand = (found.lhs, found.rhs) if in_lhs else (found.rhs, found.lhs)
+    candidates = [
+        item
+        for item in block.data
+        if item is not vector
+        and depends(row_operand, item)
+        and not depends(column_operand, item)
+        and constant(item.extent) is not None
+    ]
+    row = max(candidates, key=lambda item: item.bound, default=None)
+    return _Roles(vector, row, column_operand, row_operand)
+
+
+def _unit_iterator(block: Block) -> Iterator_ | None:
+    """The data iterator along which results are adjacent in memory."""
+    for item in reversed(block.data):
+        steps = [flat_index(store.buffer, store.indices).coefficient(item.symbol) for store in block.stores]
+        if item.bound > 1 and all(step == 1 for step in steps):
+            return item
+    return None
+
+
+def _unit_strides(expr: Expr, iterator: Iterator_) -> bool:
+    return all(stride(load, iterator) in (0, 1) for load in loads_in(expr))
+
+
+def _is_plain(expr: Expr) -> bool:
+    return isinstance(expr, Load)
+
+
+def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: bool) -> tuple[Nest, ...] | None:
+    block, roles = found.block, _roles(found)
+    if roles is None or any(item.bound == 0 for item in block.iterators):
+        return None
+    vector, row = roles.vector, roles.row
+    prec = block.accumulators[0].symbol.type
+    width, height = vector.bound, 1 if row is None else row.bound
+    unit = _unit_strides(roles.column_operand, vector)
+    may_pack = block.guard is None and height >= 8
+    pack_columns = may_pack and (
+        not unit
+        or width % machine.lanes(prec) != 0
+        or (height >= _ROWS_THAT_REPAY and not _is_plain(roles.column_operand))
+        or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
+    )
+    if not unit and not pack_columns:
+        return None
+    shape = tile_shape(machine, prec.bytes, height, width, padded=pack_columns)
+    nests: list[Nest] = []
+    if pack_columns:
+        packed = _packed(block, roles.column_operand, vector, shape.columns)
+        if packed is None:
+            if not unit:
+                return None
+            shape = tile_shape(machine, prec.bytes, height, width, padded=False)
+        else:
+            nest, operand = packed
+            nests.append(_pack_nest(nest[0], nest[1], machine))
+            block = _replace_operand(block, roles.column_operand, operand)
+            shape = replace(shape, padded_columns=True)
+    if row is not None and block.guard is None and _pays_to_pack_rows(block, roles, row, shape, width):
+        packed = _packed(block, roles.row_operand, row, shape.rows)
+        if packed is not None:
+            nest, operand = packed
+            nests.append(_pack_nest(nest[0], nest[1], machine))
+            block = _replace_operand(block, roles.row_operand, operand)
+            shape = replace(shape, padded_rows=True)
+    body, path = columns(block, vector, row, shape, parallel=parallel)
+    packs = len(nests)
+    note = f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
+    return (*nests, _nest(body, note, cost, parallel))
+
+
+def _packed(
+    block: Block, operand: Expr, tiled: Iterator_, size: int
+) -> tuple[tuple[Block, Buffer], Load] | None:
+    axes = panel_axes(block, operand, tiled)
+    if axes is None or not loads_in(operand):
+        return None
+    result = pack(block, operand, tiled, size, axes)
+    return None if result.buffer.nbytes > _MOST_SCRATCH else ((result.block, result.buffer), result.operand)
+
+
+def _pack_nest(block: Block, buffer: Buffer, machine: Machine) -> Nest:
+    cost = cost_of(block)
+    parallel = cost.nbytes > machine.serial_bytes
+    body, _ = elementwise(block, parallel=parallel)
+    return _nest(body, "packs an operand into panels", cost, parallel, f"_{buffer.name}", (buffer,))
+
+
+def _pays_to_pack_rows(block: Block, roles: _Roles, row: Iterator_, shape: TileShape, width: int) -> bool:
+    """Rows are read by broadcast, so only a far stride along k, or work per value repeated by panels, is worth a copy."""
+    if width <= shape.columns or row.bound < 2 * shape.rows or points(block.reduce) < 64:
+        return False
+    if not _is_plain(roles.row_operand):
+        return width >= 2 * shape.columns
+    inner = block.reduce[-1]
+    steps = [stride(load, inner) for load in loads_in(roles.row_operand)]
+    return any(step is None or abs(step) * roles.row_operand.type.bytes >= 512 for step in steps) and row.bound >= 64
+
+
+def _replace_operand(block: Block, operand: Expr, by: Load) -> Block:
+    (item,) = block.accumulators
+    return replace(block, accumulators=(replace(item, update=_exchange(item.update, operand, by)),))
+
+
+def _exchange(expr: Expr, old: Expr, new: Expr) -> Expr:
+    if expr == old:
+        return new
+    from stagedtensor.codegen.loop_ir import children, with_children
+
+    parts = children(expr)
+    if not parts or isinstance(expr, Load):
+        return expr
+    return with_children(expr, tuple(_exchange(part, old, new) for part in parts))
+
+
+def tile_shape(machine: Machine, cell_bytes: int, height: int, width: int, *, padded: bool) -> TileShape:
+    """Return the register tile for ``height`` rows and ``width`` columns of accumulators of ``cell_bytes``.
+
+    A tile of m rows and v vectors takes m*v + v registers and does m*v multiply-adds for m + v loads; 2.4 of them per
+    load keep the arithmetic busy. Cells computed in vain count against a shape.
+    """
+    lanes = max(1, machine.vector_bytes // cell_bytes)
+    best: tuple[float, TileShape] | None = None
+    for vectors in (4, 3, 2, 1):
+        size = vectors * lanes
+        if not padded and size > width:
+            if vectors > 1:
+                continue
+            size = width
+        useful_columns = width / (-(-width // size) * size)
+        room = (machine.registers - vectors - 1) // vectors
+        for height_of_tile in range(1, min(room, 14 if vectors == 1 else 8, max(1, height)) + 1):
+            useful_rows = height / (-(-height // height_of_tile) * height_of_tile)
+            reuse = height_of_tile * vectors / (height_of_tile + vectors)
+            score = useful_columns * useful_rows * min(1.0, reuse / 2.4)
+            if best is None or score > best[0] + 1e-9:
+                best = (score, TileShape(height_of_tile, size))
+    assert best is not None
+    return best[1]
+
+
+# -- other reductions ---------------------------------------------------------------------------------------------
+
+
+def _reduction(block: Block, machine: Machine, cost: Cost, parallel: bool) -> tuple[Nest, ...]:
+    widest = max(block.accumulators, key=lambda item: item.symbol.type.bytes).symbol.type
+    lanes = machine.reduction_lanes(widest)
+    halves = split(block, machine, lanes) if parallel else None
+    if halves is not None:
+        partial = cost_of(halves.partial)
+        body, path = _single(halves.partial, machine, lanes, True)
+        if halves.rest is not None:
+            body += _single(halves.rest, machine, lanes, False)[0]
+        merge = cost_of(halves.merge)
+        second = _single(halves.merge, machine, lanes, False)
+        return (
+            _nest(body, f"{path}, {halves.parts} parts", partial, True, "_parts", halves.scratch),
+            _nest(second[0], f"merges {halves.parts} parts in order", merge, False),
+        )
+    body, path = _single(block, machine, lanes, parallel)
+    return (_nest(body, path, cost, parallel),)
+
+
+def _single(block: Block, machine: Machine, lanes: int, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
+    """Lanes along memory, a tile of columns, or plain order."""
+    if not block.reduce:
+        return serial(block, parallel=parallel)
+    updates = [inline_lets(block, item.update) for item in block.accumulators]
+    vector = _unit_iterator(block)
+    columns_fit = vector is not None and constant(vector.extent) is not None and vector.bound > 1
+    if columns_fit and vector is not None:
+        columns_fit = all(_unit_strides(update, vector) for update in updates) and any(
+            depends(update, vector) for update in updates
+        )
+    merged = collapse(block)
+    inner = merged.reduce[-1]
+    rows_fit = combinable(block) and all(
+        _unit_strides(inline_lets(merged, item.update), inner) for item in merged.accumulators
+    )
+    enough = vector is not None and vector.bound >= machine.lanes(block.accumulators[0].symbol.type)
+    if columns_fit and vector is not None and (enough or not rows_fit or inner.bound < lanes):
+        prec = block.accumulators[0].symbol.type
+        width = min(vector.bound, 4 * machine.lanes(prec) // max(1, len(block.accumulators)))
+        return columns(block, vector, None, TileShape(1, max(1, width)), parallel=parallel)
+    if rows_fit and inner.bound >= 4:
+        return rows(block, _fitting_lanes(lanes, inner.bound), parallel=parallel)
+    return serial(block, parallel=parallel)
+
+
+def _fitting_lanes(lanes: int, bound: int) -> int:
+    """Fewer lanes for rows shorter than all of them."""
+    while lanes > 4 and lanes > bound:
+        lanes //= 2
+    return lanes
+
+
+__all__ = ["Nest", "Var", "plan_block", "substitute", "tile_shape"]

@@ -1,0 +1,324 @@
+"""Template for reductions into a register tile: accumulators stay in registers while the reduce iterators run outside.
+
+In: a block, the vector iterator (adjacent cells of the result), perhaps a row iterator that shares its loads, and the
+tile's size. Out: its loops:
+
+    for tile: acc[rows][columns] = init
+        for k (in the block's order):
+            for row (unrolled): for column (vector): acc = update
+        for row: for column: store
+
+Each sum keeps its own order of k, so results are the same bits as the serial nest's for any tile and thread count. A last
+tile that would stick out starts early instead; its cells are computed again and only the new ones stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagedtensor.codegen.affine import add, constant, minimum, multiply, subtract
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Apply,
+    Block,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Fma,
+    If,
+    Iterator_,
+    Let,
+    Load,
+    LoopKind,
+    Stmt,
+    Store,
+    Symbol,
+    Var,
+    index,
+    with_children,
+)
+from stagedtensor.codegen.rewrite import substitute, symbols_of
+from stagedtensor.codegen.schedule.nest import (
+    Point,
+    index_symbol,
+    loads_in,
+    loop,
+    nest,
+    point,
+    stores,
+)
+from stagedtensor.codegen.schedule.rows import updates_in_place
+from stagedtensor.precision import i64
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows and columns of accumulators; ``rows`` is 1 where there is no row iterator.
+
+    An axis is padded where all its operands are packed in whole tiles: the last tile then computes from padding.
+    """
+
+    rows: int
+    columns: int
+    padded_rows: bool = False
+    padded_columns: bool = False
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One tiled iterator: the symbol of its tile, their number, and the first index of a tile."""
+
+    tile: Symbol
+    count: int
+    first: Expr
+    size: int
+    extent: int
+    padded: bool
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last tile sticks out."""
+        return self.extent % self.size != 0
+
+
+def _axis(iterator: Iterator_, size: int, hint: str, padded: bool) -> _Axis:
+    extent = constant(iterator.extent)
+    assert extent is not None
+    tile = index_symbol(hint)
+    count = -(-extent // size)
+    start = multiply(Var(tile), size) if count > 1 else index(0)
+    if padded or extent % size == 0:
+        return _Axis(tile, count, start, size, extent, padded)
+    return _Axis(tile, count, minimum(start, extent - size), size, extent, False)
+
+
+def columns(
+    block: Block, vector: Iterator_, row: Iterator_ | None, shape: TileShape, *, parallel: bool
+) -> tuple[tuple[Stmt, ...], str]:
+    """Return the tiled nest of ``block`` and a few words on it."""
+    column_axis = _axis(vector, shape.columns, f"i_{_plain(vector)}_tile", shape.padded_columns)
+    row_axis = None if row is None else _axis(row, shape.rows, f"i_{_plain(row)}_tile", shape.padded_rows)
+    extents = (shape.columns,) if row_axis is None else (shape.rows, shape.columns)
+    states = {item.symbol: Buffer(item.symbol.hint, item.symbol.type, extents, "register") for item in block.accumulators}
+    tile = _Tile(block, vector, row, column_axis, row_axis, states)
+    body: list[Stmt] = [Alloc(buffer) for buffer in states.values()]
+    starts = _starts(row_axis, column_axis)
+    body = [*starts.lets, *body, *tile.fill(starts), *tile.accumulate(starts), *tile.finalise(starts)]
+    return _outer(block, tile, body, parallel), _describe(block, shape, row)
+
+
+def _describe(block: Block, shape: TileShape, row: Iterator_ | None) -> str:
+    size = f"{shape.rows}x{shape.columns}" if row is not None else f"{shape.columns}"
+    return f"register tile {size}, reduction in order"
+
+
+def _plain(iterator: Iterator_) -> str:
+    return iterator.symbol.hint.removeprefix("i_") or "cell"
+
+
+@dataclass(frozen=True)
+class _Starts:
+    """First row and column of the tile; lets of their own where a last tile starts early."""
+
+    lets: tuple[Let, ...]
+    row: Expr
+    column: Expr
+    early_row: bool
+    early_column: bool
+
+
+def _starts(row: _Axis | None, column: _Axis) -> _Starts:
+    lets: list[Let] = []
+
+    def named(axis: _Axis | None, hint: str) -> tuple[Expr, bool]:
+        if axis is None:
+            return index(0), False
+        if isinstance(axis.first, Apply) and axis.first.op == "minimum":
+            symbol = index_symbol(hint)
+            lets.append(Let(symbol, axis.first))
+            return Var(symbol), True
+        return axis.first, False
+
+    first_row, early_row = named(row, "first_row")
+    first_column, early_column = named(column, "first_column")
+    return _Starts(tuple(lets), first_row, first_column, early_row, early_column)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    block: Block
+    vector: Iterator_
+    row: Iterator_ | None
+    column_axis: _Axis
+    row_axis: _Axis | None
+    states: Mapping[Symbol, Buffer]
+
+    def _mapping(self, starts: _Starts, row: Expr, column: Expr, *, states: bool) -> dict[Symbol, Expr]:
+        mapping: dict[Symbol, Expr] = {self.vector.symbol: add(starts.column, column)}
+        if self.row is not None:
+            mapping[self.row.symbol] = add(starts.row, row)
+        if states:
+            cell = self._cell(row, column)
+            mapping.update({symbol: Load(buffer, cell) for symbol, buffer in self.states.items()})
+        return mapping
+
+    def _cell(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
+        return (column,) if self.row is None else (row, column)
+
+    def _rows(self, symbol: Symbol, body: Sequence[Stmt], kind: LoopKind) -> tuple[Stmt, ...]:
+        if self.row_axis is None:
+            return tuple(body)
+        return (loop(symbol, self.row_axis.size, body, kind),)
+
+    def fill(self, starts: _Starts) -> tuple[Stmt, ...]:
+        """Initial states."""
+        row, column = index_symbol("i_row"), index_symbol("i_column")
+        mapping = self._mapping(starts, Var(row), Var(column), states=False)
+        if self.column_axis.padded and self.column_axis.ragged:
+            # The old value of a cell that is not there is never used, but must not be read either.
+            mapping[self.vector.symbol] = minimum(mapping[self.vector.symbol], self.column_axis.extent - 1)
+        if self.row is not None and self.row_axis is not None and self.row_axis.padded and self.row_axis.ragged:
+            mapping[self.row.symbol] = minimum(mapping[self.row.symbol], self.row_axis.extent - 1)
+        cell = self._cell(Var(row), Var(column))
+        body = [Store(self.states[item.symbol], cell, substitute(item.init, mapping)) for item in self.block.accumulators]
+        return self._rows(row, (loop(column, self.column_axis.size, body, "vector"),), "serial")
+
+    def accumulate(self, starts: _Starts) -> tuple[Stmt, ...]:
+        """The reduce loops around one step of the whole tile."""
+        row, column = index_symbol("i_row"), index_symbol("i_column")
+        mapping = self._mapping(starts, Var(row), Var(column), states=True)
+        work = point(self.block, mapping)
+        lets = {let.symbol for let in work.lets}
+        guards = conjuncts(work.guard)
+        cell_guard, guards = _depending(guards, {column, *lets})
+        row_guard, guards = _depending(guards, {row})
+        tile_guard = conjunction(guards)
+        updates = updates_in_place(self.block.accumulators, self.states, self._cell(Var(row), Var(column)), work.mapping)
+        early: list[Let] = []
+        if cell_guard is None:
+            # A load in front of the columns is safe only where no column's guard can be what protects it.
+            updates = [_hoisted(stmt, (column, *lets), early) for stmt in updates]
+        inner = Point(work.lets, cell_guard, work.mapping).wrap(updates)
+        body: tuple[Stmt, ...] = (*early, loop(column, self.column_axis.size, inner, "vector"))
+        if row_guard is not None:
+            body = (If(row_guard, body),)
+        body = self._rows(row, body, "unroll")
+        if tile_guard is not None:
+            body = (If(tile_guard, body),)
+        return nest(self.block.reduce, body, {})
+
+    def finalise(self, starts: _Starts) -> tuple[Stmt, ...]:
+        """The stores of the tile's new cells."""
+        row, column = index_symbol("i_row"), index_symbol("i_column")
+        mapping: dict[Symbol, Expr] = {self.vector.symbol: _position(self.column_axis, column)}
+        # The tile may have started early: a new cell's place in it is its distance from where it did start.
+        own_column = subtract(mapping[self.vector.symbol], starts.column) if starts.early_column else Var(column)
+        own_row: Expr = Var(row)
+        if self.row is not None and self.row_axis is not None:
+            mapping[self.row.symbol] = _position(self.row_axis, row)
+            own_row = subtract(mapping[self.row.symbol], starts.row) if starts.early_row else own_row
+        cell = self._cell(own_row, own_column)
+        mapping.update({symbol: Load(buffer, cell) for symbol, buffer in self.states.items()})
+        body = _inside(self.column_axis, mapping[self.vector.symbol], stores(self.block, mapping))
+        inner: tuple[Stmt, ...] = (loop(column, self.column_axis.size, body, "vector"),)
+        if self.row is None or self.row_axis is None:
+            return inner
+        return (loop(row, self.row_axis.size, _inside(self.row_axis, mapping[self.row.symbol], inner)),)
+
+
+def _inside(axis: _Axis, position: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Keep the stores of a last tile within the result."""
+    if not axis.ragged:
+        return body
+    return (If(Apply("lt", (position, index(axis.extent)), i64), body),)
+
+
+def _position(axis: _Axis, offset: Symbol) -> Expr:
+    """The iterator's value at a new cell: these follow the tiles' regular starts."""
+    start = multiply(Var(axis.tile), axis.size) if axis.count > 1 else index(0)
+    return add(start, Var(offset))
+
+
+def _hoisted(stmt: Stmt, moving: Sequence[Symbol], early: list[Let]) -> Stmt:
+    """Move what does not change along the vector out in front of it: the broadcast operand is loaded once."""
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Const | Var):
+            return expr
+        if not any(symbol in moving for symbol in symbols_of(expr)):
+            if not loads_in(expr) or any(load.buffer.space == "register" for load in loads_in(expr)):
+                return expr
+            for let in early:
+                if let.value == expr:
+                    return Var(let.symbol)
+            hint = loads_in(expr)[-1].buffer.name if isinstance(expr, Load | Cast) else "value"
+            symbol = Symbol(f"{hint}_k", expr.type)
+            early.append(Let(symbol, expr))
+            return Var(symbol)
+        if isinstance(expr, Load):
+            return expr
+        if isinstance(expr, Apply | Cast | Fma):
+            parts = tuple(visit(part) for part in _parts(expr))
+            return with_children(expr, parts)
+        return expr
+
+    if isinstance(stmt, Store):
+        return Store(stmt.buffer, stmt.indices, visit(stmt.value))
+    if isinstance(stmt, Let):
+        return Let(stmt.symbol, visit(stmt.value))
+    return stmt
+
+
+def _parts(expr: Apply | Cast | Fma) -> tuple[Expr, ...]:
+    if isinstance(expr, Apply):
+        return expr.args
+    if isinstance(expr, Cast):
+        return (expr.arg,)
+    return (expr.a, expr.b, expr.c)
+
+
+def _depending(parts: Sequence[Expr], symbols: set[Symbol]) -> tuple[Expr | None, tuple[Expr, ...]]:
+    """Return the conjunction of the parts that read one of ``symbols``, and the other parts."""
+    taken = [part for part in parts if any(symbol in symbols for symbol in symbols_of(part))]
+    return conjunction(taken), tuple(part for part in parts if part not in taken)
+
+
+def conjuncts(guard: Expr | None) -> tuple[Expr, ...]:
+    """Return the parts of a conjunction; none for no guard."""
+    if guard is None:
+        return ()
+    if isinstance(guard, Apply) and guard.op == "and":
+        return tuple(part for arg in guard.args for part in conjuncts(arg))
+    return (guard,)
+
+
+def conjunction(parts: Sequence[Expr]) -> Expr | None:
+    """Return the conjunction of ``parts``, None for none."""
+    whole: Expr | None = None
+    for part in parts:
+        whole = part if whole is None else Apply("and", (whole, part), whole.type)
+    return whole
+
+
+def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
+    """The loops around one tile. Columns outside rows: a panel of columns stays in cache while rows pass by."""
+    tiles: list[Iterator_] = []
+    if tile.column_axis.count > 1:
+        tiles.append(_tile_iterator(tile.column_axis))
+    if tile.row_axis is not None and tile.row_axis.count > 1:
+        tiles.append(_tile_iterator(tile.row_axis))
+    others = [item for item in block.data if item is not tile.vector and item is not tile.row]
+    order = [*others, *tiles]
+    kinds: dict[Symbol, LoopKind] = {}
+    if parallel and order:
+        outer = next((item for item in order if item.bound >= 4), max(order, key=lambda item: item.bound))
+        order.remove(outer)
+        order.insert(0, outer)
+        kinds[outer.symbol] = "parallel"
+    return nest(order, body, kinds)
+
+
+def _tile_iterator(axis: _Axis) -> Iterator_:
+    return Iterator_(axis.tile, index(axis.count), axis.count)

@@ -1,0 +1,62 @@
+"""What schedules assume about a *named* target: lanes, registers, when a second thread pays.
+
+In: a target's name and vector width. Out: a :class:`Machine` of constants. They belong to the name and are never
+probed, so that generated source is reproducible. Knows nothing of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from stagedtensor.precision import Prec
+
+
+class TargetInfo(Protocol):
+    """The part of a CPU target that code generation reads."""
+
+    @property
+    def name(self) -> str:
+        """The target's name, such as ``avx512``."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Features in the compiler's spelling, such as ``fma``."""
+
+    @property
+    def vector_bytes(self) -> int:
+        """Width of one vector register in bytes."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Constants of the cost model.
+
+    ``vector_bytes`` is the width of a register and ``registers`` their number. ``serial_flops`` and ``serial_bytes``
+    are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
+    reduce points from which a reduction with few results is cut into blocks of at least ``block_points``.
+    """
+
+    vector_bytes: int
+    registers: int
+    serial_flops: int = 200_000
+    serial_bytes: int = 65_536
+    split_points: int = 32_768
+    block_points: int = 8_192
+    most_blocks: int = 64
+
+    def lanes(self, prec: Prec) -> int:
+        """Return how many values of ``prec`` one register holds."""
+        return max(1, self.vector_bytes // prec.bytes)
+
+    def reduction_lanes(self, prec: Prec) -> int:
+        """Return the number of partial states of a row reduction: two registers, to hide the latency of one."""
+        return 2 * self.lanes(prec)
+
+
+_MANY_REGISTERS = ("avx512", "avx512+amx", "aarch64")
+
+
+def machine(target: TargetInfo) -> Machine:
+    """Return the constants of ``target``."""
+    return Machine(target.vector_bytes, 32 if target.name in _MANY_REGISTERS else 16)

@@ -1,0 +1,80 @@
+"""Packing: an operand of a contraction copied into panels in the order in which a register tile reads it.
+
+In: the operand, the tiled iterator and the tile's size. Out: a scratch buffer in panel layout, the block that fills it, and
+the load that stands for the operand. The copy also widens, transposes and applies what the operand's expression holds,
+once per value and not once per use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagedtensor.codegen.affine import add, as_index, constant, minimum, multiply
+from stagedtensor.codegen.loop_ir import (
+    Block,
+    Buffer,
+    Expr,
+    Iterator_,
+    Layout,
+    Load,
+    Reorder,
+    Split,
+    Store,
+    Symbol,
+    Var,
+)
+from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.schedule.analysis import depends
+from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The panels, the block that writes them, and the operand's new form."""
+
+    buffer: Buffer
+    block: Block
+    operand: Load
+
+
+def panel_axes(block: Block, operand: Expr, tiled: Iterator_) -> tuple[Iterator_, ...] | None:
+    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if one has no fixed size."""
+    axes = [item for item in block.iterators if item is not tiled and depends(operand, item)]
+    if any(constant(item.extent) is None for item in (*axes, tiled)):
+        return None
+    return (*(item for item in axes if item.kind == "data"), *(item for item in axes if item.kind == "reduce"))
+
+
+def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[Iterator_, ...]) -> Packed:
+    """Return ``operand`` packed in panels of ``size`` values of ``tiled``.
+
+    Logically the scratch is ``[*axes, tiled]``; in memory ``[*data axes, tiled // size, *reduce axes, tiled % size]``.
+    """
+    extents = [int(constant(item.extent) or 0) for item in axes]
+    extent = int(constant(tiled.extent) or 0)
+    data = sum(item.kind == "data" for item in axes)
+    rank = len(axes)
+    order = (*range(data), rank, *range(data, rank), rank + 1)
+    layout = Layout((Split(rank, size), Reorder(order)))
+    label = loads_in(operand)[0].buffer.name if loads_in(operand) else "operand"
+    buffer = Buffer(f"{label}_panels", operand.type, (*extents, extent), layout=layout)
+    fresh_axes = {item.symbol: index_symbol(item.symbol.hint) for item in axes}
+    panel, within = index_symbol("i_panel"), index_symbol(tiled.symbol.hint)
+    panels = -(-extent // size)
+    position = add(multiply(Var(panel), size), Var(within))
+    # Beyond the end a panel repeats the last value: any number will do there, but one must be there.
+    source = minimum(position, extent - 1) if extent % size else position
+    mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh_axes.items()}
+    mapping[tiled.symbol] = source
+    iterators = [replace(item, symbol=fresh_axes[item.symbol], kind="data") for item in axes]
+    iterators[data:data] = [Iterator_(panel, as_index(panels), panels)]
+    iterators.append(Iterator_(within, as_index(size), size))
+    cell = (*(Var(fresh_axes[item.symbol]) for item in axes), position)
+    filling = Block(
+        name=buffer.name,
+        iterators=tuple(iterators),
+        stores=(Store(buffer, cell, substitute(operand, mapping)),),
+        origins=block.origins,
+        composite=block.composite,
+    )
+    return Packed(buffer, filling, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
