@@ -13,7 +13,7 @@ from typing import Any
 from stagedtensor.dims import MEMORY_ORDER, CapturedDim, DynamicDim, RowKind
 from stagedtensor.errors import SpecError
 from stagedtensor.node import Node
-from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, Sliced, StaticIndex
+from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, Sliced, Spec, StaticIndex
 from stagedtensor.statements import Scope
 
 from .constraints import Constraint, RowFits, RowJoin, RowSplit
@@ -178,7 +178,7 @@ class ScopeEquations:
         if leading or trailing:
             middle = Row()
             self.constraints.append(RowSplit(row, leading, middle, trailing, repr(node.label), where))
-        if spec.flatten and spec.variable in exact:
+        if spec.flatten and (spec.variable in exact or flat_partner(self.scope.spec, spec.variable) is not None):
             self._flat.append((middle, spec.variable, kind))
         elif is_result:
             self._result_rows.setdefault(spec.variable, []).append((middle, kind))
@@ -207,7 +207,30 @@ class ScopeEquations:
                 flags = tuple(self._neutral(node) for _, node, _ in operands)
                 self.constraints.append(RowJoin(rows, flags, whole, where))
         for row, variable, kind in self._flat:
-            self.constraints.append(SameProduct(row, self.variables.rows[variable], self._where(kind)))
+            partner = flat_partner(self.scope.spec, variable)
+            if partner is None:
+                whole = self.variables.rows[variable]
+            else:
+                whole = Row(tuple(self._name(name) for name in partner), self._where(kind).reason)
+                self.variables.rows[variable] = whole
+            self.constraints.append(SameProduct(row, whole, self._where(kind)))
+
+
+def flat_partner(spec: Spec, variable: str) -> tuple[str, ...] | None:
+    """Return the names that split the cells of a flat row whose variable stands nowhere else.
+
+    They are the names of the same row of the result (or, for a flat result, of the first operand). None where the
+    variable itself stands for the other split.
+    """
+    if variable in _exact_variables((*spec.operands, spec.result)):
+        return None
+    pairs = [(shape, spec.result) for shape in spec.operands] + [(spec.result, shape) for shape in spec.operands[:1]]
+    for kind in MEMORY_ORDER:
+        for shape, other in pairs:
+            terms = other.row(kind).terms
+            if shape.row(kind).variable == variable and other.row(kind).variable is None:
+                return tuple(name for term in terms for name in term_names(term))
+    return None
 
 
 def _exact_variables(shapes: Sequence[Any]) -> set[str]:

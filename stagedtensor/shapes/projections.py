@@ -32,7 +32,7 @@ from stagedtensor.statements import (
 )
 
 from .axes import AxisUse, VariableAxis, axis_extent, axis_uses
-from .equations import term_names
+from .equations import flat_partner, term_names
 from .index import (
     DimProduct,
     Extent,
@@ -236,6 +236,8 @@ class _Projector:
         self.forms: dict[str, tuple[Extent, ...]] = dict(self.binding.rows)
         self.reads = list(dict.fromkeys(accesses(statement.expr)))
         self.target_axes = axis_uses(statement.target, solution)
+        self.flat_names: dict[str, str] = {}
+        self.partners: dict[str, tuple[str, ...]] = {}
         for use in self.target_axes:
             if isinstance(use.source, VariableAxis) and use.source.flat:
                 self.forms[use.source.variable] = use.source.sizes
@@ -243,6 +245,7 @@ class _Projector:
         self.extents: dict[Key, Extent] = {}
         self.iterators: dict[Key, ProjectedIterator] = {}
         self.names: dict[str, IndexExpr] = {}
+        self._flat_rows()
 
     def project(self) -> Projected:
         """Build the part."""
@@ -262,6 +265,11 @@ class _Projector:
             self.iterators[key] = ProjectedIterator(self._hint(key), self._extent(key), key in reduce)
         for term, key in self.inverted.items():
             self.names[term.over] = self._over_of(term, key)
+        for variable in dict.fromkeys(self.flat_names.values()):
+            keys, split = self._variable_keys(variable), self.binding.rows[variable]
+            indices = _resplit([self._at(key) for key in keys], self.forms[variable], split)
+            names = [name for name, of in self.flat_names.items() if of == variable]
+            self.names.update(zip(names, indices, strict=True))
         target = tuple(self._index(use) for use in self.target_axes)
         guards = tuple(dict.fromkeys(self._guards()))
         reads = {access: tuple(self._index(use) for use in axis_uses(access, self.solution)) for access in self.reads}
@@ -280,6 +288,18 @@ class _Projector:
         )
 
     # -- iterators ------------------------------------------------------------------------------------------------
+
+    def _flat_rows(self) -> None:
+        """Where names split a flat row: the target's side has the iterators, the other side follows from them."""
+        in_target = {use.source.variable for use in self.target_axes if isinstance(use.source, VariableAxis)}
+        for variable in self.forms:
+            names = flat_partner(self.scope.spec, variable)
+            if names is None:
+                continue
+            if variable in in_target:
+                self.flat_names.update(dict.fromkeys(names, variable))
+            else:
+                self.partners[variable] = names
 
     def _invert_target(self) -> None:
         """Walk the cells of a convolved target axis instead of its windows, so that each cell is written once."""
@@ -303,9 +323,13 @@ class _Projector:
         for term, key in self.inverted.items():
             if term.over == name:
                 return [key, *self._name_keys(term.kernel)]
+        if name in self.flat_names:
+            return self._variable_keys(self.flat_names[name])
         return [("name", name, 0)]
 
     def _variable_keys(self, variable: str) -> list[Key]:
+        if variable in self.partners:
+            return [("name", name, 0) for name in self.partners[variable]]
         count = len(self.forms[variable])
         return [("row", variable, place) for place in range(count, 0, -1)]
 
@@ -421,22 +445,8 @@ class _Projector:
         if source.sizes == form or not (source.flat or self._is_flat_form(source.variable)):
             place = source.place
             return IndexConst(0) if axis.size == 1 and form[-place] != 1 else self._at(keys[-place])
-        # A view of the same cells split another way: equal axes at both ends stay, the middle goes by cell number.
-        lead = 0
-        while lead < min(len(form), len(source.sizes)) and form[lead] == source.sizes[lead]:
-            lead += 1
-        tail = 0
-        while tail < min(len(form), len(source.sizes)) - lead and form[-1 - tail] == source.sizes[-1 - tail]:
-            tail += 1
-        position = len(source.sizes) - source.place
-        if position < lead:
-            return self._at(keys[position])
-        if source.place <= tail:
-            return self._at(keys[-source.place])
-        middle = slice(lead, len(form) - tail)
-        cell = row_major([self._at(key) for key in keys[middle]], [_most(size) for size in form[middle]])
-        sizes = [_most(size) for size in source.sizes[lead : len(source.sizes) - tail]]
-        return split_row_major(cell, sizes)[position - lead]
+        split = _resplit([self._at(key) for key in keys], form, source.sizes)
+        return split[-source.place]
 
     def _is_flat_form(self, variable: str) -> bool:
         return self.forms[variable] != self.binding.rows[variable]
@@ -529,6 +539,24 @@ class _Projector:
             else:
                 return False
         return True
+
+
+def _resplit(indices: list[IndexExpr], form: tuple[Extent, ...], wanted: tuple[Extent, ...]) -> list[IndexExpr]:
+    """Index the cells of a row of extents ``form`` as a row of extents ``wanted``, in row-major order.
+
+    Equal axes at both ends stay as they are; only the middle goes by cell number.
+    """
+    room = min(len(form), len(wanted))
+    lead = 0
+    while lead < room and form[lead] == wanted[lead]:
+        lead += 1
+    tail = 0
+    while tail < room - lead and form[-1 - tail] == wanted[-1 - tail]:
+        tail += 1
+    middle = slice(lead, len(form) - tail)
+    cell = row_major(indices[middle], [_most(size) for size in form[middle]])
+    inner = split_row_major(cell, [_most(size) for size in wanted[lead : len(wanted) - tail]])
+    return [*indices[:lead], *inner, *indices[len(form) - tail :]]
 
 
 def _most(extent: Extent) -> int:

@@ -41,11 +41,13 @@ class ShapeSolution:
         captures: dict[int, Extent],
         origins: dict[Node, tuple[Source, ...]],
         scopes: dict[Scope, ScopeShapes],
+        undetermined: ShapeError | None = None,
     ) -> None:
         self._shapes = shapes
         self._captures = captures
         self._origins = origins
         self._scopes = scopes
+        self._undetermined = undetermined
 
     def shape(self, node: Node) -> Shape:
         """Return the shape of a node; a gradient has its value's, an optimizer state its parameter's.
@@ -55,6 +57,8 @@ class ShapeSolution:
         owner = owner_of_shape(node)
         found = self._shapes.get(owner) or _declared_shape(owner)
         if found is None:
+            if self._undetermined is not None:
+                raise self._undetermined
             raise InternalError(f"{node!r} is not in the graph that was solved for shapes")
         return found
 
@@ -96,13 +100,14 @@ class ShapeSolution:
         return solver.scope_shapes(scope)
 
 
-def solve_shapes(nodes: Iterable[Node]) -> ShapeSolution:
+def solve_shapes(nodes: Iterable[Node], *, partial: bool = False) -> ShapeSolution:
     """Solve the connected component of ``nodes``.
 
-    Raises ``ShapeError`` where sizes, labels or numbers of axes conflict and where nothing determines a parameter,
+    With ``partial``, a parameter that nothing determines (yet) is an error only for those who ask for a shape that
+    depends on it, which is how a graph under construction is looked at. Raises ``ShapeError`` where sizes, labels or numbers of axes conflict and where nothing determines a parameter,
     ``SpecError`` for an output index without a size.
     """
-    solver = _Solver(component(nodes))
+    solver = _Solver(component(nodes), partial=partial)
     solver.build()
     solver.solve()
     return solver.solution()
@@ -111,8 +116,10 @@ def solve_shapes(nodes: Iterable[Node]) -> ShapeSolution:
 class _Solver:
     """One solve: the rows of every node, the constraints that wait, the captured sizes."""
 
-    def __init__(self, graph: Component) -> None:
+    def __init__(self, graph: Component, *, partial: bool = False) -> None:
         self.graph = graph
+        self.partial = partial
+        self.undetermined: ShapeError | None = None
         self.unknowns = Unknowns()
         self.rows: dict[Node, dict[RowKind, Row]] = {}
         self.waiting: list[Constraint] = []
@@ -265,7 +272,7 @@ class _Solver:
         empties = {row for _, kind, row in params if kind != "output" and row not in outputs}
         if not empties:
             for node, kind, row in sorted(params, key=lambda found: found[0].number):
-                raise self._undetermined(node, kind, row)
+                return self._give_up(self._undetermined(node, kind, row))
             variables = [row.root for found in self.variables.values() for row in found.rows.values()]
             results = self._results()
             open_rows = [row for _, _, row in unknown] + [row for row in variables if row.dims is None]
@@ -330,7 +337,7 @@ class _Solver:
                 for place, dim in enumerate(dims):
                     if dim.root.extent is None:
                         if node.role is Role.PARAM:
-                            raise self._undetermined(node, kind, rows[kind], place - len(dims))
+                            return self._give_up(self._undetermined(node, kind, rows[kind], place - len(dims)))
                         unknown.setdefault(dim.root, (node, kind, place))
         for variables in self.variables.values():
             others = [*variables.names.values(), *variables.anonymous.values()]
@@ -346,6 +353,12 @@ class _Solver:
                 where = Where(node.label, node.source, kind)
                 self.unknowns.set_extent(dim, max(1, dim.root.minimum), Reason("not determined", node.source), where)
         return bool(chosen)
+
+    def _give_up(self, error: ShapeError) -> bool:
+        if not self.partial:
+            raise error
+        self.undetermined = self.undetermined or error
+        return False
 
     def _check_minimums(self) -> None:
         for node, rows in self.rows.items():
@@ -412,13 +425,20 @@ class _Solver:
         shapes: dict[Node, Shape] = {}
         origins: dict[Node, tuple[Source, ...]] = {}
         for node, rows in self.rows.items():
+            if not _is_known(*rows.values()):
+                continue
             shapes[node] = Shape(**{kind: tuple(_axis(dim) for dim in rows[kind].root.dims or ()) for kind in rows})
             reasons = [rows[kind].root.reason for kind in MEMORY_ORDER]
             reasons += [dim.root.reason for kind in MEMORY_ORDER for dim in rows[kind].root.dims or ()]
             sources = [node.source, *(reason.source for reason in reasons if reason is not None)]
             origins[node] = tuple(dict.fromkeys(sources))
         captures = {key: _extent(dim) for key, dim in self.captures.items() if dim.root.extent is not None}
-        return ShapeSolution(shapes, captures, origins, {scope: self.scope_shapes(scope) for scope in self.variables})
+        scopes = {
+            scope: self.scope_shapes(scope)
+            for scope, found in self.variables.items()
+            if _is_known(*found.rows.values(), Row((*found.names.values(), *found.anonymous.values())))
+        }
+        return ShapeSolution(shapes, captures, origins, scopes, self.undetermined)
 
 
 def _meet_of_ranks(uses: Sequence[RowUse], complete: bool) -> int | None:
@@ -434,6 +454,10 @@ def _meet_of_ranks(uses: Sequence[RowUse], complete: bool) -> int | None:
 
 def _weak_ranks(uses: Sequence[RowUse]) -> list[int]:
     return [use.rank for use in uses if use.rank is not None and use.weak and not use.neutral]
+
+
+def _is_known(*rows: Row) -> bool:
+    return all(row.root.dims is not None and all(dim.root.extent is not None for dim in row.root.dims) for row in rows)
 
 
 def _declared_shape(node: Node) -> Shape | None:
