@@ -7,7 +7,7 @@ named sizes, row variables, anonymous axes), which projection reads once they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stagedtensor.dims import MEMORY_ORDER, CapturedDim, DynamicDim, RowKind
@@ -143,12 +143,14 @@ class ScopeEquations:
         if not scope.derives:
             return
         declared = scope.result.declared
+        variables = {shape.row(kind).variable for shape in scope.spec.operands for kind in MEMORY_ORDER}
+        inferred = {name for entry in variables if entry for name in flat_partner(scope.spec, entry) or ()}
         for kind in MEMORY_ORDER:
             if declared is not None and not declared.row(kind).open:
                 continue
             for term in scope.spec.result.row(kind).terms:
                 for name in term_names(term):
-                    if name not in self.variables.names:
+                    if name not in self.variables.names and name not in inferred:
                         raise SpecError(
                             f"{scope.label}: output index {name!r} of {scope.spec.text or 'the spec'!r} has no size\n"
                             f"  {scope.source.quoted()}\n"
@@ -172,7 +174,11 @@ class ScopeEquations:
                     [(str(row), row.root.reason)],
                     "name every axis of the row, or let a row variable (...) stand for the rest",
                 )
-            self._unknowns.bind(row, dims, None, where)
+            if found is None:
+                self._unknowns.bind(row, dims, None, where)
+                return
+            for term, dim, axis in zip(spec.leading + spec.trailing, dims, found, strict=True):
+                self._unknowns.unify(dim, axis, replace(where, index=", ".join(term_names(term))))
             return
         middle = row
         if leading or trailing:

@@ -30,11 +30,12 @@ class Reason:
 
 @dataclass(frozen=True)
 class Where:
-    """The place that demands something: an op's label, the user's line, and which row of it."""
+    """The place that demands something: an op's label, the user's line, which row of it, which index of a spec."""
 
     label: str
     source: Source
     row: str = ""
+    index: str = ""
 
     @property
     def reason(self) -> Reason:
@@ -198,4 +199,5 @@ class Unknowns:
 
 
 def _in_row(where: Where) -> str:
-    return f" in the {where.row} row" if where.row else ""
+    index = f" at index {where.index!r}" if where.index else ""
+    return f"{index} in the {where.row} row" if where.row else index

@@ -260,7 +260,10 @@ class _Solver:
         return bool(chosen)
 
     def _default_rows(self) -> bool:
-        """Empty what nothing determines, input rows of parameters first; other open parameter rows are errors."""
+        """Empty what nothing determines, input rows of parameters first; other open parameter rows are errors.
+
+        An input row that waits for some parameter's output row (a contraction over a hidden size) is not emptied.
+        """
         unknown = [
             (node, kind, row.root)
             for node, rows in self.rows.items()
@@ -268,8 +271,8 @@ class _Solver:
             if row.root.dims is None
         ]
         params = [(node, kind, row) for node, kind, row in unknown if node.role is Role.PARAM]
-        outputs = {row for _, kind, row in params if kind == "output"}
-        empties = {row for _, kind, row in params if kind != "output" and row not in outputs}
+        blocked = self._linked({row for _, kind, row in params if kind == "output"})
+        empties = {row for _, kind, row in params if kind != "output" and row not in blocked}
         if not empties:
             for node, kind, row in sorted(params, key=lambda found: found[0].number):
                 return self._give_up(self._undetermined(node, kind, row))
@@ -281,6 +284,22 @@ class _Solver:
             if row.root.dims is None:
                 self.unknowns.bind(row, (), None, self._where_of_row(row))
         return bool(empties)
+
+    def _linked(self, rows: set[Row]) -> set[Row]:
+        """Return the unknown rows that hang together with any of ``rows`` through constraints still waiting."""
+        groups: list[set[Row]] = []
+        for constraint in self.waiting:
+            group = {use.row.root for use in constraint.uses() if isinstance(use, RowUse)}
+            group |= {row for row in constraint.results() if isinstance(row, Row)}
+            if isinstance(constraint, RowSplit):
+                group.add(constraint.row.root)
+            groups.append(group)
+        linked = set(rows)
+        while True:
+            wider = linked.union(*(group for group in groups if group & linked))
+            if wider == linked:
+                return linked
+            linked = wider
 
     def _decide_dims(self) -> bool:
         """Give open sizes what their uses suggest; say whether any was given."""

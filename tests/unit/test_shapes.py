@@ -1,0 +1,508 @@
+"""The shape solver: what is inferred, that order does not matter, and what the errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+
+from stagedtensor.dims import CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim
+from stagedtensor.errors import ShapeError, SpecError
+from stagedtensor.node import Node, Role, SettledShape
+from stagedtensor.session import Session
+from stagedtensor.shapes import solve_shapes
+from stagedtensor.specs import (
+    Affine,
+    Any_,
+    Concat,
+    Gathered,
+    Name,
+    Position,
+    RowSpec,
+    ShapeSpec,
+    Sliced,
+    StaticIndex,
+    pointwise,
+)
+from stagedtensor.statements import Composite, Operand, OpRecord
+from tests.oracles.graphs import assign, data, einsum, gradient_of, line, matmul, number, op, out, param, point
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[Session]:
+    with Session() as opened:
+        yield opened
+
+
+def shape(node: Node) -> str:
+    return str(solve_shapes([node]).shape(node))
+
+
+def message(node: Node, error: type[Exception] = ShapeError) -> str:
+    with pytest.raises(error) as caught:
+        solve_shapes([node])
+    return str(caught.value)
+
+
+# -- broadcasting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ([3, 4], [4], [3, 4]),
+        ([3, 1], [1, 4], [3, 4]),
+        ([], [2], [2]),
+        ([1], [5], [5]),
+        ([0], [1], [0]),
+        ([0, 3], [3], [0, 3]),
+        ([1], [1], [1]),
+    ],
+)
+def test_pointwise_broadcasts_right_aligned(left: list[int], right: list[int], expected: list[int]) -> None:
+    for one, other in ((left, right), (right, left)):
+        result = point("add", data("a", one, (), one), data("b", other, (), other))
+        found = solve_shapes([result]).shape(result)
+        assert [axis.size for axis in found.output] == expected
+        assert [axis.size for axis in found.batch] == expected
+
+
+def test_rows_broadcast_apart() -> None:
+    result = point("add", data("a", [2], (), [4]), data("b", (), (), [3, 4]))
+    assert shape(result) == "2 |  -> 3,4"
+
+
+def test_contraction_joins_batch_and_carries_outer_rows() -> None:
+    w, x = param("w", [784], [10]), data("x", [32, 1], (), [784])
+    assert shape(matmul(w, x)) == "32,1 |  -> 10"
+    pair = matmul(param("a", [4], [5]), param("b", [3], [4]))
+    assert shape(pair) == "3 -> 5"
+
+
+def test_zero_sizes_are_legal_and_contract() -> None:
+    assert shape(matmul(param("a", [0], [2]), param("b", [3], [0]))) == "3 -> 2"
+
+
+# -- parameters ---------------------------------------------------------------------------------------------------
+
+
+def test_layer_takes_rows_from_data_and_bias() -> None:
+    w, b = param("w"), param("b", output=[64])
+    y = point("relu", point("add", matmul(w, data("x", [32], (), [784])), b))
+    solution = solve_shapes([y])
+    assert [str(solution.shape(node)) for node in (w, b, y)] == ["784 -> 64", "64", "32 |  -> 64"]
+
+
+def test_hidden_size_flows_backwards_through_pointwise_chains() -> None:
+    w1, b1, w2 = param("w1"), param("b1"), param("w2", [64], [10])
+    hidden = point("relu", point("mul", point("add", matmul(w1, data("x", [32], (), [784])), b1), number(0.5)))
+    matmul(w2, hidden)
+    solution = solve_shapes([w1])
+    assert [str(solution.shape(node)) for node in (w1, b1)] == ["784 -> 64", "64"]
+
+
+def test_open_sizes_of_declared_rows_are_inferred() -> None:
+    w, x = param("w", [None], [10]), data("x", [None], (), [None])
+    y = matmul(w, point("add", x, data("z", [32], (), [784])))
+    solution = solve_shapes([y])
+    assert [str(solution.shape(node)) for node in (w, x, y)] == ["784 -> 10", "32 |  -> 784", "32 |  -> 10"]
+
+
+def test_no_batch_axis_reaches_a_parameter_or_its_twin() -> None:
+    b = param("b")
+    twin = op("cast", [b], pointwise(1))
+    y = point("add", data("x", [32], (), [10]), twin)
+    solution = solve_shapes([y])
+    assert [str(solution.shape(node)) for node in (b, twin, y)] == ["10", "10", "32 |  -> 10"]
+
+
+def test_several_uses_meet() -> None:
+    b = param("b")
+    point("add", data("x", [8], (), [10, 64]), b)
+    point("add", b, data("y", [8], (), [64]))
+    assert shape(b) == "64"
+
+
+def test_sizes_of_one_demand_nothing_while_others_do() -> None:
+    w, gate = param("w"), data("gate", [8], (), [1])
+    matmul(param("w2", [64], [10]), point("mul", gate, matmul(w, data("x", [8], (), [5]))))
+    assert shape(w) == "5 -> 64"
+    alone = param("alone")
+    point("mul", gate, alone)
+    assert shape(alone) == "1"
+
+
+def test_scalar_data_makes_a_scalar_parameter_and_a_number_does_not() -> None:
+    w = param("w")
+    point("mul", w, data("x", [8]))
+    assert shape(w) == "()"
+    v = param("v", at=7)
+    point("sub", v, point("add", number(1), number(1), at=8), at=9)
+    assert message(v) == (
+        "nothing determines the output row of parameter 'v'\n"
+        "  at model.py:7\n"
+        "  used by sub at model.py:9\n"
+        '  hint: give it a size, for example st.param("v", output=[...])'
+    )
+
+
+def test_undetermined_hidden_size_is_an_error_that_names_the_sharers() -> None:
+    w1, w2 = param("w1", at=1), param("w2", output=[10], at=2)
+    y = matmul(w2, point("relu", matmul(w1, data("x", [4], (), [7]), at=3), at=4), at=5)
+    assert message(y) == (
+        "nothing determines the output row of parameter 'w1'\n"
+        "  at model.py:1\n"
+        "  used by matmul at model.py:3\n"
+        '  hint: give it a size, for example st.param("w1", output=[...])'
+    )
+
+
+def test_partial_solution_raises_only_for_what_is_undetermined() -> None:
+    w, x = param("w"), data("x", [4], (), [7])
+    y = matmul(w, x)
+    solution = solve_shapes([y], partial=True)
+    assert str(solution.shape(x)) == "4 |  -> 7"
+    with pytest.raises(ShapeError, match="parameter 'w'"):
+        solution.shape(y)
+
+
+def test_closed_input_row_of_a_bias_used_alone() -> None:
+    b = param("b", output=[3])
+    assert shape(op("sum", [b], einsum([out("i")], out()), reduction="add")) == "()"
+    assert shape(b) == "3"
+
+
+def test_gradients_states_and_composites_follow_their_owner() -> None:
+    w = param("w")
+    border = Composite("gelu", line(1), operands=(Operand(w),))
+    inner = op("enter", [w], pointwise(1))
+    inner.composite = border
+    border.aliases = (inner,)
+    y = point("add", inner, data("x", [4], (), [7]))
+    moment = Node(Role.STATE, "m", source=line(2))
+    moment.owner = w
+    scope = assign(moment, moment, gradient_of(w))
+    assert scope in moment.writers
+    solution = solve_shapes([moment])
+    for node in (w, inner, moment, gradient_of(w)):
+        assert str(solution.shape(node)) == "7"
+    assert str(solution.shape(gradient_of(y))) == "4 |  -> 7"
+
+
+def test_frozen_shapes_bind_later_graphs() -> None:
+    w = param("w")
+    first = point("add", w, data("x", [4], (), [7]))
+    w.settled_shape = SettledShape(solve_shapes([first]).shape(w), "step", line(9))
+    y = point("add", w, data("z", [4], (), [8], at=3), at=4)
+    text = message(y)
+    assert "7: settled for 'w' by routine 'step', at model.py:9" in text
+    assert "8: declared for 'z' (output row, axis -1), at model.py:3" in text
+
+
+# -- order --------------------------------------------------------------------------------------------------------
+
+
+def test_asking_early_or_in_another_order_changes_nothing() -> None:
+    w1, b1, x = param("w1"), param("b1"), data("x", [2], (), [5])
+    hidden = point("relu", point("add", matmul(w1, x), b1))
+    with pytest.raises(ShapeError):
+        solve_shapes([hidden])
+    y = matmul(param("w2", [6], [3]), hidden)
+    expected = ["5 -> 6", "6", "2 |  -> 6", "2 |  -> 3"]
+    for order in permutations([w1, b1, hidden, y]):
+        solution = solve_shapes(order)
+        assert [str(solution.shape(node)) for node in (w1, b1, hidden, y)] == expected
+    assert w1.settled_shape is None
+
+
+def test_result_does_not_depend_on_construction_order() -> None:
+    def build(bias_first: bool) -> list[str]:
+        nodes: dict[str, Node] = {}
+        for name in ("b", "w") if bias_first else ("w", "b"):
+            nodes[name] = param(name)
+        x, z = data("x", [2], (), [5]), data("z", [2], (), [3, 4])
+        uses = [lambda: matmul(nodes["w"], x), lambda: point("add", nodes["b"], z)]
+        made = [use() for use in (reversed(uses) if bias_first else uses)]
+        wx = made[1] if bias_first else made[0]
+        y = point("add", nodes["b"], wx) if bias_first else point("add", wx, nodes["b"])
+        solution = solve_shapes([y])
+        return [str(solution.shape(node)) for node in (nodes["w"], nodes["b"], y)]
+
+    assert build(True) == build(False) == ["5 -> 3,4", "3,4", "2 |  -> 3,4"]
+
+
+def test_deep_chains_do_not_recurse() -> None:
+    node = data("x", [2], (), [3])
+    for _ in range(1500):
+        node = point("relu", node)
+    assert shape(node) == "2 |  -> 3"
+
+
+def test_origin_names_the_lines_that_decided() -> None:
+    b = param("b", at=1)
+    y = point("add", data("x", [4], (), [7], at=2), b, at=3)
+    origins = solve_shapes([y]).origin(b)
+    assert origins[0] == line(1)
+    assert line(2) in origins
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_do_not_broadcast_name_both_sides() -> None:
+    y = point("add", data("x", [2], (), [10], at=1), data("z", [2], (), [11], at=2), at=3)
+    assert message(y) == (
+        "add: sizes 10 and 11 do not broadcast in the output row\n"
+        "  at model.py:3\n"
+        "  10: declared for 'x' (output row, axis -1), at model.py:1\n"
+        "  11: declared for 'z' (output row, axis -1), at model.py:2\n"
+        "  hint: sizes must be equal or 1, aligned at the right end of each row; reshape or permute one side, or "
+        "correct its size"
+    )
+
+
+def test_uses_without_a_meet_name_both_uses() -> None:
+    b = param("b", at=1)
+    point("add", data("x", (), (), [10], at=2), b, at=3)
+    point("mul", data("z", (), (), [11], at=4), b, at=5)
+    text = message(b)
+    assert text.startswith("add: parameter 'b' (output row, axis -1) would have size 10 here and size 11 in mul\n")
+    for part in ("at model.py:2", "at model.py:3", "at model.py:4", "at model.py:5", "hint:"):
+        assert part in text
+
+
+def test_zero_does_not_broadcast_with_more_than_one() -> None:
+    assert "sizes 0 and 2 do not broadcast" in message(point("add", data("a", [0]), data("b", [2])))
+
+
+def test_labels_never_unify() -> None:
+    y = point("add", data("x", (), (), [("rgb", 3)], at=1), data("z", (), (), [("xyz", 3)], at=2), at=3)
+    text = message(y)
+    assert "axes labelled 'rgb' and 'xyz' do not go together in the output row" in text
+    assert "at model.py:1" in text
+    assert "at model.py:2" in text
+
+
+def test_labels_travel_to_results_and_open_parameters() -> None:
+    b = param("b")
+    y = point("add", data("x", [2], (), [("rgb", 3)]), b)
+    solution = solve_shapes([y])
+    assert solution.shape(y).output[0].label == "rgb"
+    assert solution.shape(b).output[0].label == "rgb"
+
+
+# -- assignments --------------------------------------------------------------------------------------------------
+
+
+def test_assignment_broadcasts_to_its_target_and_never_widens_it() -> None:
+    target = data("t", [2], (), [3])
+    assign(target, data("a", (), (), [3]), number(2))
+    assert shape(target) == "2 |  -> 3"
+    narrow = data("n", (), (), [1], at=1)
+    assign(narrow, data("a", (), (), [3], at=2), at=3)
+    text = message(narrow)
+    assert "an assignment never widens its target" in text
+    assert "3: declared for 'a' (output row, axis -1), at model.py:2" in text
+    flat = data("f", at=1)
+    assign(flat, data("a", (), (), [3], at=2), at=3)
+    assert "the output row (3) does not fit into the assigned ()" in message(flat)
+
+
+def test_assignment_determines_open_cells() -> None:
+    cell = Node(
+        Role.CELL, "c", declared=DeclaredShape(DeclaredRow(open=True), DeclaredRow(open=True), DeclaredRow(open=True))
+    )
+    assign(cell, data("a", [1], (), [3]), data("b", [4], (), []))
+    assert shape(cell) == "4 |  -> 3"
+
+
+# -- einsum -------------------------------------------------------------------------------------------------------
+
+
+def test_names_bind_and_rows_bind_exactly() -> None:
+    a, b = data("a", (), (), [2, 3]), data("b", (), (), [3, 5])
+    assert shape(op("einsum", [a, b], einsum([out("i", "j"), out("j", "k")], out("i", "k")), reduction="add")) == "2,5"
+    a, b = data("a", (), (), [2, 3]), data("b", (), (), [3, 5])
+    bad = op("einsum", [a, b], einsum([out("i", "j"), out("k", "j")], out("i", "k"), "ij;kj=>ik"), at=4)
+    assert "sizes 3 and 5 do not fit at index 'j' in the output row" in message(bad)
+    mixed = op("einsum", [data("x", [2]), data("y", [1])], einsum([ShapeSpec(RowSpec(variable="v"))] * 2, out()), at=5)
+    assert "sizes" in message(mixed)
+
+
+def test_wrong_number_of_axes_shows_spec_and_row() -> None:
+    bad = op("einsum", [data("a", (), (), [2, 3], at=1)], einsum([out("i")], out("i"), "i=>i"), at=2)
+    assert message(bad) == (
+        "einsum: the output row of 'a' has 2 axes where the spec 'i=>i' has 1\n"
+        "  at model.py:2\n"
+        "  (2, 3): output row declared for 'a', at model.py:1\n"
+        "  hint: name every axis of the row, or let a row variable (...) stand for the rest"
+    )
+
+
+def test_output_index_without_a_size_is_a_spec_error() -> None:
+    bad = op("einsum", [data("a", (), (), [2])], einsum([out("i")], out("i", "q"), "i=>iq"), at=2)
+    assert "output index 'q' of 'i=>iq' has no size" in message(bad, SpecError)
+    good = op("einsum", [data("a", (), (), [2])], einsum([out("i")], out("i", "q")), sizes={"q": 4})
+    assert shape(good) == "2,4"
+
+
+def test_parameters_infer_through_specs() -> None:
+    w = param("w", [None, 3], [None])
+    op(
+        "einsum",
+        [w, data("x", [8], (), [5, 3])],
+        einsum([ShapeSpec(input=RowSpec((Name("i"), Name("j"))), output=RowSpec((Name("o"),))),
+                ShapeSpec(batch=RowSpec((Name("b"),)), output=RowSpec((Name("i"), Name("j"))))],
+               ShapeSpec(batch=RowSpec((Name("b"),)), output=RowSpec((Name("o"),)))),
+        sizes={"o": 6},
+    )  # fmt: skip
+    assert shape(w) == "5,3 -> 6"
+
+
+def test_positions_anonymous_and_static_indices() -> None:
+    a = data("a", [4], (), [3, 5])
+    first = ShapeSpec(batch=RowSpec((Position(1),)), output=RowSpec((Any_(1), Name("j"))))
+    assert shape(op("einsum", [a], einsum([first], out(Position(2), Any_(9), "j")), reduction="add")) == "3,1,5"
+    index = ShapeSpec(batch=RowSpec((StaticIndex("i", 4),)), output=RowSpec(variable="v"))
+    assert shape(op("slice", [a], einsum([index], out(variable="v")))) == "3,5"
+    outside = ShapeSpec(batch=RowSpec((Position(4),)), output=RowSpec(variable="v"))
+    assert "needs at least 5 cells of axis 0 of the batch row, it has 4" in message(
+        op("slice", [a], einsum([outside], out(variable="v")))
+    )
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (Sliced("i", 2, 3), "3"),
+        (Sliced("i", 2, None), "6"),
+        (Sliced("i", 1, None, 3), "3"),
+        (Sliced("i", -2, None), "2"),
+        (Sliced("i", 7, None, -2), "4"),
+        (Sliced("i", 8, None), "0"),
+    ],
+)
+def test_slices(term: Sliced, expected: str) -> None:
+    assert shape(op("slice", [data("a", (), (), [8])], einsum([out(term)], out("i")))) == expected
+
+
+def test_slice_outside_the_axis() -> None:
+    bad = op("slice", [data("a", (), (), [8])], einsum([out(Sliced("i", 6, 3))], out("i")))
+    assert "the slice of 3 cells from 6 in steps of 1 leaves the axis of size 8" in message(bad)
+
+
+def _conv(size: int, kernel: int, term: Affine) -> Node:
+    return op(
+        "conv", [data("x", (), (), [size], at=1), data("k", (), (), [kernel], at=2)],
+        einsum([out(term), out("k")], out("o")), reduction="add", at=3,
+    )  # fmt: skip
+
+
+def test_convolution_sizes() -> None:
+    assert shape(_conv(10, 3, Affine(1, "o", 1, "k"))) == "8"
+    assert shape(_conv(11, 3, Affine(2, "o", 2, "k"))) == "4"
+    assert shape(_conv(12, 5, Affine(3, "o", 2, "k", padded=True))) == "4"
+
+
+def test_inexact_convolution_shows_the_numbers() -> None:
+    assert message(_conv(10, 3, Affine(2, "o", 1, "k"))) == (
+        "conv: the convolution axis does not fit exactly: axis = 2*(o-1) + 1 + (k-1)*1; "
+        "7 is not a multiple of the stride 2, or is negative\n"
+        "  at model.py:3\n"
+        "  axis = 10: declared for 'x' (output row, axis -1), at model.py:1\n"
+        "  o = ?\n"
+        "  k = 3: declared for 'k' (output row, axis -1), at model.py:2\n"
+        "  hint: narrow the unread rest off the input first, or pad with =+"
+    )
+    assert "a padded axis of size 10 is not a multiple of the stride 3" in message(
+        _conv(10, 3, Affine(3, "o", 1, "k", padded=True))
+    )
+
+
+def test_concatenation_adds_sizes_both_ways() -> None:
+    a, b = data("a", (), (), [2]), data("b", (), (), [3])
+    both = Concat((Name("i"), Name("j")))
+    assert shape(op("concat", [a, b], einsum([out("i"), out("j")], out(both)))) == "5"
+    assert shape(op("einsum", [data("c", (), (), [7])], einsum([out(Concat((Name("i"), 3)))], out("i")))) == "4"
+    bad = op("einsum", [data("c", (), (), [2])], einsum([out(Concat((Name("i"), 3)))], out("i")))
+    assert "the parts ? + 3 do not make up the concatenated axis of size 2" in message(bad)
+
+
+def test_gather_and_captures() -> None:
+    table, ids = param("table", [8], [100]), data("ids", [4])
+    spec = einsum(
+        [ShapeSpec(input=RowSpec(variable="d"), output=RowSpec((Gathered(1),))), ShapeSpec(batch=RowSpec((), "b"))],
+        ShapeSpec(batch=RowSpec((), "b"), output=RowSpec((), "d")),
+    )
+    assert shape(op("gather", [table, ids], spec)) == "4 |  -> 8"
+    x = data("x", (), (), [3, 4])
+    y = op("einsum", [x], einsum([out("h", variable="r")], out("h")), reduction="add", captures={"h": 70, "r": 71})
+    w = param("w", (), (), at=1)
+    w.declared = DeclaredShape(
+        output=DeclaredRow((DeclaredAxis(CapturedDim("h", 70, y)), DeclaredAxis(CapturedDim("r", 71, y))))
+    )
+    solution = solve_shapes([w])
+    assert str(solution.shape(w)) == "3,4"
+    assert solution.capture(70) == 3
+    assert solution.capture(71) == 4
+
+
+def test_reshape_by_declared_row() -> None:
+    def reshaped(*sizes: int | None) -> Node:
+        axes = DeclaredRow(tuple(DeclaredAxis(size) for size in sizes))
+        declared = DeclaredShape(DeclaredRow(open=True), DeclaredRow(open=True), axes)
+        rows = ShapeSpec(RowSpec((), "b"), RowSpec(), RowSpec((), "v"))
+        flat = ShapeSpec(RowSpec((), "b"), RowSpec(), RowSpec((), "v", (), True))
+        return op("reshape", [data("x", [5], (), [4, 6], at=1)], einsum([rows], flat), declared=declared, at=2)
+
+    assert shape(reshaped(3, 8)) == "5 |  -> 3,8"
+    assert shape(reshaped(2, None, 3)) == "5 |  -> 2,4,3"
+    assert "cannot reshape the output row (4, 6) (24 cells) to (5, 5) (25 cells)" in message(reshaped(5, 5))
+
+
+def test_reshape_by_names() -> None:
+    flat = ShapeSpec(RowSpec((), "b"), RowSpec(), RowSpec((), "v", (), True))
+    split = ShapeSpec(RowSpec((), "b"), RowSpec(), RowSpec((Name("i"), Name("j"))))
+    x = data("x", [5], (), [4, 6])
+    assert shape(op("reshape", [x], einsum([flat], split), sizes={"i": 3})) == "5 |  -> 3,8"
+    bad = op("reshape", [x], einsum([flat], split), sizes={"i": 3, "j": 7})
+    assert "(21 cells)" in message(bad)
+
+
+# -- run-time extents ---------------------------------------------------------------------------------------------
+
+
+def test_run_time_extents_pass_through_and_never_fit_numbers() -> None:
+    n = DynamicDim("n", 256)
+    x = data("x", [n], (), [8], at=1)
+    y = point("add", matmul(param("w", [8], [3]), x), data("ones", [1], (), [3]))
+    found = solve_shapes([y]).shape(y)
+    assert str(found) == "n<=256 |  -> 3"
+    assert found.dims == (256, 3)
+    bad = point("add", x, data("z", [256], (), [8], at=2), at=3)
+    assert "sizes n<=256 and 256 do not broadcast in the batch row" in message(bad)
+
+
+def test_run_time_extents_are_not_convolved_sliced_or_concatenated() -> None:
+    n = DynamicDim("n", 16)
+
+    def k() -> Node:
+        return data("k", (), (), [3])
+
+    same = op("conv", [data("x", (), (), [n]), k()], einsum([out(Affine(1, "o", 1, "k", True)), out("k")], out("o")))
+    assert shape(same) == "n<=16"
+    valid = op("conv", [data("x", (), (), [n]), k()], einsum([out(Affine(1, "o", 1, "k")), out("k")], out("o")))
+    assert "the run-time extent n<=16 cannot be an axis of a convolution" in message(valid)
+    sliced = op("slice", [data("x", (), (), [n])], einsum([out(Sliced("i", 0, 2))], out("i")))
+    assert "can only be taken whole" in message(sliced)
+    both = einsum([out("i"), out("j")], out(Concat((Name("i"), Name("j")))))
+    assert "cannot be part of a concatenation" in message(op("concat", [data("x", (), (), [n]), k()], both))
+
+
+def test_records_at_a_border_keep_the_masters_shape() -> None:
+    w = param("w")
+    twins = [op(kind, [w], pointwise(1)) for kind in ("cast", "enter", "identity", "leave")]
+    point("mul", twins[0], data("x", [9], [2], [3]))
+    assert isinstance(twins[0].record, OpRecord)
+    assert {shape(node) for node in (w, *twins)} == {"2 -> 3"}
