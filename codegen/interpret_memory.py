@@ -19,10 +19,10 @@ _COUNTER = np.dtype("V16")  # one u4x32 cell as one element
 
 
 def to_memory(array: Array, buffer: Buffer) -> Array:
-    """Return the contents of ``buffer`` in memory order, pads filled; ``array`` has the logical shape."""
+    """Return the contents of ``buffer`` in memory order, pads filled; a copy. ``array`` has the logical shape."""
     for step in buffer.layout.steps:
         array = _apply_step(array, step)
-    return np.ascontiguousarray(array)
+    return np.array(array, order="C")
 
 
 def _apply_step(array: Array, step: Split | Reorder | Pad) -> Array:

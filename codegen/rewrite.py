@@ -47,7 +47,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.errors import InternalError
 
 Body = tuple[Stmt, ...]
-Piece = TypeVar("Piece", bound="Expr | Stmt | Body")
+Piece = TypeVar("Piece", Expr, Stmt, Body)
 
 
 class Rewriter:
@@ -164,9 +164,9 @@ class Rewriter:
         if isinstance(piece, tuple):
             return self.body(piece)  # type: ignore[return-value]
         if isinstance(piece, Expr):
-            return self.expr(piece)  # type: ignore[return-value]
+            return self.expr(piece)
         (stmt,) = self.stmt(piece)
-        return stmt  # type: ignore[return-value]
+        return stmt
 
 
 # -- mapping ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,611 @@
+"""The reference interpreter against NumPy, exact arithmetic, and against itself with blocks written out as loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stagedtensor.codegen.interpret import run_module, run_proc
+from stagedtensor.codegen.interpret_memory import from_memory, to_memory
+from stagedtensor.codegen.interpret_ops import fma, operation
+from stagedtensor.codegen.loop_ir import (
+    Accumulator,
+    Alloc,
+    Apply,
+    Assign,
+    Barrier,
+    Block,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Declare,
+    Expr,
+    Fma,
+    For,
+    If,
+    Iterator_,
+    Layout,
+    Let,
+    Load,
+    Module,
+    Pad,
+    Proc,
+    Reorder,
+    Scan,
+    Split,
+    Stmt,
+    Store,
+    Symbol,
+    Tile,
+    Var,
+    index,
+)
+from stagedtensor.codegen.rewrite import fresh_copy, substitute
+from stagedtensor.codegen.verify import verify
+from stagedtensor.errors import InternalError
+from stagedtensor.op_table import OPS
+from stagedtensor.precision import Prec, bf16, bool_, f16, f32, f64, i8, i32, i64, u8, u32, u64
+from tests.oracles.rounding import round_exact
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ZERO = Const(0.0, f32)
+
+
+def iterator(hint: str, extent: int, kind: str = "data") -> Iterator_:
+    return Iterator_(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
+
+
+def at(*items: Iterator_) -> tuple[Expr, ...]:
+    return tuple(Var(item.symbol) for item in items)
+
+
+def op(name: str, *args: Expr) -> Apply:
+    return Apply(name, args, args[-1].type)
+
+
+def run(proc: Proc, *arrays: Array, scalars: tuple[int, ...] = ()) -> None:
+    verify(proc)
+    run_proc(proc, dict(zip(proc.params, arrays, strict=True)), dict(zip(proc.scalars, scalars, strict=True)))
+
+
+def random(shape: tuple[int, ...], seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def matmul(m: int, n: int, k: int, type_: Prec = f32) -> Proc:
+    a, b, c = Buffer("a", type_, (m, k)), Buffer("b", type_, (k, n)), Buffer("c", type_, (m, n))
+    i, j, r, acc = iterator("i", m), iterator("j", n), iterator("k", k, "reduce"), Symbol("acc", f32)
+
+    def wide(expr: Expr) -> Expr:
+        return expr if type_ is f32 else Cast(expr, f32)
+
+    update = Fma(wide(Load(a, at(i, r))), wide(Load(b, at(r, j))), Var(acc))
+    value: Expr = Var(acc) if type_ is f32 else Cast(Var(acc), type_)
+    state = Accumulator(acc, ZERO, update, "add", ZERO)
+    return Proc("matmul", (a, b, c), (Block("c", (i, j, r), (Store(c, at(i, j), value),), (state,)),))
+
+
+def written_out(block: Block) -> tuple[Stmt, ...]:
+    """The loops that a block (of one accumulator at least, no scatter) stands for, one scalar at a time."""
+    names = {item.symbol: Symbol(item.symbol.hint, item.symbol.type) for item in block.accumulators}
+    states = {old: Var(new) for old, new in names.items()}
+    updates = [Let(Symbol("new", item.symbol.type), substitute(item.update, states)) for item in block.accumulators]
+    assigns = [
+        Assign(names[item.symbol], Var(let.symbol)) for item, let in zip(block.accumulators, updates, strict=True)
+    ]
+    lets = tuple(substitute(let, states) for let in block.lets)
+    point: tuple[Stmt, ...] = (*lets, *updates, *assigns)
+    if block.guard is not None:
+        point = (If(block.guard, point),)
+    for item in reversed(block.reduce):
+        point = (For(Iterator_(item.symbol, item.extent, item.bound), point),)
+    declares = [Declare(names[item.symbol], item.init) for item in block.accumulators]
+    body: tuple[Stmt, ...] = (*declares, *point, *(substitute(store, states) for store in block.stores))
+    for item in reversed(block.data):
+        body = (For(item, body),)
+    return fresh_copy(body)
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def exact_fma(a: float, b: float, c: float) -> np.float32:
+    code = round_exact(Fraction(a) * Fraction(b) + Fraction(c), "f32")
+    return np.uint32(code).view(np.float32)
+
+
+def test_fma_rounds_once() -> None:
+    generator = np.random.default_rng(1)
+    a, b, c = generator.normal(size=(3, 300)).astype(np.float32)
+    # Products in the middle of two f32 values: a tiny addend decides, which a sum rounded to f64 has forgotten.
+    a[:100] = b[:100] = 1 + 2.0**-12
+    c[:100] = 2.0**-70 * generator.choice([-1, 1], 100)
+    expected = np.array([exact_fma(*map(float, triple)) for triple in zip(a, b, c, strict=True)])
+    scalars = [fma(np.asarray(x), np.asarray(y), np.asarray(z), f32) for x, y, z in zip(a, b, c, strict=True)]
+    np.testing.assert_array_equal(fma(a, b, c, f32), expected)
+    np.testing.assert_array_equal(scalars, expected)
+    twice = (a.astype(np.float64) * b + c).astype(np.float32)
+    assert (expected != twice).sum() >= 30
+
+
+def test_matmul_is_a_chain_of_fmas_in_order_of_k() -> None:
+    a, b, c = random((3, 7)), random((7, 2), 1), np.empty((3, 2), np.float32)
+    run(matmul(3, 2, 7), a, b, c)
+    for i in range(3):
+        for j in range(2):
+            acc = np.float32(0)
+            for k in range(7):
+                acc = exact_fma(float(a[i, k]), float(b[k, j]), float(acc))
+            assert c[i, j] == acc
+
+
+def test_narrow_matmul_rounds_at_the_store_only() -> None:
+    i, k, j = np.arange(64)[:, None], np.arange(64), np.arange(64)
+    a = ((((64 * i + k) % 3) + 1) * 0.375).astype(ml_dtypes.bfloat16)
+    b = ((((64 * k[:, None] + j) % 5) - 1.5) * 0.625).astype(ml_dtypes.bfloat16)
+    c = np.empty((64, 64), ml_dtypes.bfloat16)
+    run(matmul(64, 64, 64, bf16), a, b, c)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_array_equal(c, exact.astype(np.float32).astype(ml_dtypes.bfloat16))
+    assert c.astype(np.float64).sum() == 61323.6875
+
+
+#: On positive numbers, away from poles.
+ORACLES: dict[str, Callable[..., Array]] = {
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "pow": np.power,
+    "fma": lambda a, b, c: a * b + c,
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "recip": np.reciprocal,
+    "round": np.rint,
+    "relu": lambda a: np.maximum(a, 0),
+    "identity": lambda a: a,
+    "nonfinite": lambda a: np.asarray(np.where(np.isfinite(a), 0.0, np.inf)),
+    "where": lambda c, a, b: np.asarray(np.where(c, a, b)),
+    "div": np.divide,
+    "neg": np.negative,
+    "erf": OPS["erf"].numpy,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "sub": np.subtract,
+    "mul": np.multiply,
+}
+
+
+@pytest.mark.parametrize("type_", [f32, f64], ids=str)
+@pytest.mark.parametrize("name", [name for name, row in OPS.items() if row.op_class != "random"])
+def test_every_float_op(name: str, type_: Prec) -> None:
+    count = 64
+    args = [np.random.default_rng(n).uniform(0.3, 4, count).astype(type_.numpy_dtype) for n in range(OPS[name].arity)]
+    args[0][:8] = args[-1][:8]  # some ties
+    buffers = [Buffer(f"x{n}", type_, (count,)) for n in range(len(args))]
+    out, i = Buffer("out", type_, (count,)), iterator("i", count)
+    value = Apply(name, tuple(Load(buffer, at(i)) for buffer in buffers), type_)
+    result = np.empty(count, type_.numpy_dtype)
+    run(Proc("p", (*buffers, out), (Block("b", (i,), (Store(out, at(i), value),)),)), *args, result)
+    oracle = ORACLES.get(name) or getattr(np, name)
+    expected = oracle(*(arg.astype(np.float64) for arg in args)).astype(type_.numpy_dtype)
+    np.testing.assert_array_max_ulp(result, expected, maxulp=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "args", "expected"),
+    [
+        ("add", u8, (200, 100), 44),
+        ("mul", i8, (100, 3), 44),
+        ("neg", u32, (1,), 2**32 - 1),
+        ("abs", i8, (-128,), -128),
+        ("floordiv", i32, (-7, 2), -4),
+        ("floordiv", i32, (7, 0), 0),
+        ("floordiv", i64, (-(2**63), -1), -(2**63)),
+        ("mod", i32, (-7, 3), 2),
+        ("mod", i32, (7, 0), 0),
+        ("pow", i32, (3, 4), 81),
+        ("floor", i64, (2**62 + 1,), 2**62 + 1),
+        ("maximum", i64, (2**62 + 1, 2**62), 2**62 + 1),
+        ("lt", i64, (2**62, 2**62 + 1), 1),
+        ("and", bool_, (True, False), False),
+        ("where", i32, (0, 1, 2), 2),
+        ("fma", i32, (2**20, 2**20, 5), 5),
+        ("maximum", f32, (float("nan"), 1.0), float("nan")),
+        ("minimum", f32, (1.0, float("nan")), float("nan")),
+        ("relu", f32, (float("nan"),), float("nan")),
+        ("nonfinite", f32, (float("nan"),), float("inf")),
+        ("nonfinite", f32, (3e38,), 0.0),
+        ("div", f32, (1.0, 0.0), float("inf")),
+        ("round", f32, (2.5,), 2.0),
+    ],
+)
+def test_scalar_cases(name: str, type_: Prec, args: tuple[Any, ...], expected: Any) -> None:
+    cells = [np.array([arg], type_.numpy_dtype) for arg in args]
+    buffers = [Buffer(f"x{n}", type_, (1,)) for n in range(len(args))]
+    out = Buffer("out", type_, (1,))
+    value = Apply(name, tuple(Load(buffer, (index(0),)) for buffer in buffers), type_)
+    i = iterator("i", 1)
+    both: list[Stmt] = [Store(out, (index(0),), value), Block("b", (i,), (Store(out, at(i), value),))]
+    for stmt in both:
+        result = np.zeros(1, type_.numpy_dtype)
+        run(Proc("p", (*buffers, out), (stmt,)), *cells, result)
+        np.testing.assert_array_equal(result, np.array([expected], type_.numpy_dtype))
+
+
+def test_random_ops_are_uniform_and_normal_and_keyed() -> None:
+    n = 20000
+    i, out = iterator("i", n), Buffer("out", f32, (2, n))
+
+    def draw(name: str, key: int) -> Array:
+        value = Apply(name, (Const(key, u32), Const(7, u32), Cast(Var(i.symbol), u64)), f32)
+        result = np.empty((2, n), np.float32)
+        block = Block("b", (i,), (Store(out, (index(0), Var(i.symbol)), value),))
+        run(Proc("p", (out,), (block,)), result)
+        return np.array(result[0])
+
+    uniform, normal = draw("random_uniform", 3), draw("random_normal", 3)
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.01
+    assert abs(normal.mean()) < 0.03
+    assert abs(normal.std() - 1) < 0.03
+    np.testing.assert_array_equal(uniform, draw("random_uniform", 3))
+    assert (uniform != draw("random_uniform", 4)).mean() > 0.99
+
+
+def test_casts_saturate_and_flush() -> None:
+    x, i = Buffer("x", f32, (4,)), iterator("i", 4)
+    y = Buffer("y", f16, (4,), saturate=True, flush_subnormal=True)
+    store = Store(y, at(i), Cast(Load(x, at(i)), f16, saturate=True, flush=True))
+    values, result = np.array([1e6, -1e6, 1e-6, np.inf], np.float32), np.empty(4, np.float16)
+    run(Proc("p", (x, y), (Block("b", (i,), (store,)),)), values, result)
+    np.testing.assert_array_equal(result, np.array([65504, -65504, 0, np.inf], np.float16))
+
+
+# -- blocks -------------------------------------------------------------------------------------------------------
+
+
+def window(n: int, k: int) -> Proc:
+    """y[i] = 1 + sum over k of x[i + k - 1] * w[k], where the index is inside."""
+    x, w, y = Buffer("x", f32, (n,)), Buffer("w", f32, (k,)), Buffer("y", f32, (n,))
+    i, r, acc = iterator("i", n), iterator("k", k, "reduce"), Symbol("acc", f32)
+    position = op("sub", op("add", *at(i), *at(r)), index(1))
+    guard = op("and", op("ge", position, index(0)), op("lt", position, index(n)))
+    update = Fma(Load(x, (position,)), Load(w, at(r)), Var(acc))
+    state = Accumulator(acc, Const(1.0, f32), update, "add", ZERO)
+    return Proc("window", (x, w, y), (Block("y", (i, r), (Store(y, at(i), Var(acc)),), (state,), guard=guard),))
+
+
+def argmax(rows: int, n: int) -> Proc:
+    """Position of the greatest value of each row: NaN wins, the lowest position at ties."""
+    x, y, z = Buffer("x", f32, (rows, n)), Buffer("y", i32, (rows,)), Buffer("z", f32, (rows,))
+    i, k = iterator("i", rows), iterator("k", n, "reduce")
+    value, best, position = Symbol("value", f32), Symbol("best", f32), Symbol("position", i32)
+    is_nan = op("and", op("ne", Var(value), Var(value)), op("eq", Var(best), Var(best)))
+    wins = op("or", op("gt", Var(value), Var(best)), is_nan)
+    low = Const(float("-inf"), f32)
+    states = (
+        Accumulator(best, low, op("maximum", Var(best), Var(value)), "max", low),
+        Accumulator(
+            position,
+            Const(0, i32),
+            Apply("where", (wins, Cast(Var(k.symbol), i32), Var(position)), i32),
+            paired_with=best,
+        ),
+    )
+    stores = (Store(y, at(i), Var(position)), Store(z, at(i), Var(best)))
+    return Proc("argmax", (x, y, z), (Block("y", (i, k), stores, states, (Let(value, Load(x, at(i, k))),)),))
+
+
+def test_guarded_window() -> None:
+    x, w, y = random((9,)), random((3,), 1), np.empty(9, np.float32)
+    run(window(9, 3), x, w, y)
+    padded = np.pad(x.astype(np.float64), 1)
+    np.testing.assert_allclose(y, 1 + sum(padded[k : k + 9] * w[k] for k in range(3)), rtol=1e-5)
+
+
+def test_argmax_reads_the_old_maximum() -> None:
+    x = np.array([[1, 3, 3, 2], [2, np.nan, 5, np.nan], [-np.inf] * 4, [0, 0, 1, 1]], np.float32)
+    y, z = np.empty(4, np.int32), np.empty(4, np.float32)
+    run(argmax(4, 4), x, y, z)
+    np.testing.assert_array_equal(y, np.argmax(x, axis=1))
+    np.testing.assert_array_equal(z, np.max(x, axis=1))
+
+
+WRITTEN_OUT = {
+    "matmul": matmul(4, 3, 17),
+    "bf16 matmul": matmul(5, 2, 6, bf16),
+    "window": window(9, 3),
+    "argmax": argmax(5, 7),
+    "nothing to sum": matmul(3, 3, 0),
+    "one long sum": matmul(1, 1, 300),
+}
+
+
+@pytest.mark.parametrize("proc", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+def test_block_equals_its_loops_bit_for_bit(proc: Proc) -> None:
+    (block,) = proc.body
+    assert isinstance(block, Block)
+    loops = Proc("loops", proc.params, written_out(block))
+    first = [random(buffer.shape, n).astype(buffer.type.numpy_dtype) for n, buffer in enumerate(proc.params)]
+    second = [array.copy() for array in first]
+    run(proc, *first)
+    run(loops, *second)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_reduction_longer_than_what_is_computed_ahead() -> None:
+    n = 70000
+    x, y, k, acc = Buffer("x", f32, (n,)), Buffer("y", f32, ()), iterator("k", n, "reduce"), Symbol("acc", f32)
+    state = Accumulator(acc, ZERO, op("add", Var(acc), Load(x, at(k))), "add", ZERO)
+    values, result = random((n,)), np.empty((), np.float32)
+    run(Proc("p", (x, y), (Block("y", (k,), (Store(y, (), Var(acc)),), (state,)),)), values, result)
+    assert result == np.add.accumulate(values)[-1]
+
+
+def test_accumulation_continues_from_the_old_value_of_a_guarded_point() -> None:
+    y, i, acc = Buffer("y", f32, (4,)), iterator("i", 4), Symbol("acc", f32)
+    state = Accumulator(acc, Load(y, at(i)), op("add", Var(acc), Const(10.0, f32)))
+    block = Block("y", (i,), (Store(y, at(i), Var(acc)),), (state,), guard=op("ge", *at(i), index(2)))
+    values = np.arange(4, dtype=np.float32)
+    run(Proc("p", (y,), (block,)), values)
+    np.testing.assert_array_equal(values, [0, 1, 12, 13])
+
+
+def test_guard_without_accumulators_skips_stores() -> None:
+    x, y, i = Buffer("x", f32, (3,)), Buffer("y", f32, (6,)), iterator("i", 6)
+    shifted = op("sub", *at(i), index(2))
+    guard = op("and", op("ge", shifted, index(0)), op("lt", shifted, index(3)))
+    block = Block("y", (i,), (Store(y, at(i), Load(x, (shifted,))),), guard=guard)
+    values = np.full(6, -1, np.float32)
+    run(Proc("p", (x, y), (block,)), np.arange(3, dtype=np.float32), values)
+    np.testing.assert_array_equal(values, [-1, -1, 0, 1, 2, -1])
+
+
+def test_later_store_reads_what_the_earlier_one_rounded() -> None:
+    p, twin, i = Buffer("p", bf16, (1,)), Buffer("twin", f32, (1,)), iterator("i", 1)
+    stores = (
+        Store(p, at(i), Cast(Const(1 + 2.0**-9, f32), bf16)),
+        Store(twin, at(i), Cast(Load(p, at(i)), f32)),
+    )
+    narrow, wide = np.zeros(1, ml_dtypes.bfloat16), np.zeros(1, np.float32)
+    run(Proc("p", (p, twin), (Block("b", (i,), stores),)), narrow, wide)
+    assert wide[0] == 1
+
+
+def test_where_protects_a_load_and_nothing_else_does() -> None:
+    x, y, i = Buffer("x", f32, (3,)), Buffer("y", f32, (5,)), iterator("i", 5)
+    inside = op("lt", *at(i), index(3))
+    values, result = np.arange(3, dtype=np.float32), np.empty(5, np.float32)
+    chosen = op("where", inside, Load(x, at(i)), Const(9.0, f32))
+    run(Proc("p", (x, y), (Block("y", (i,), (Store(y, at(i), chosen),)),)), values, result)
+    np.testing.assert_array_equal(result, [0, 1, 2, 9, 9])
+    bare = Proc("p", (x, y), (Block("y", (i,), (Store(y, at(i), Load(x, at(i))),)),))
+    with pytest.raises(InternalError, match=r"load from @x of shape \(3,\): index 3 on axis 0 is outside 0\.\.2"):
+        run_proc(bare, {x: values, y: result})
+
+
+def test_dynamic_extents_and_empty_domains() -> None:
+    x, y, n = Buffer("x", f32, (8,)), Buffer("y", f32, ()), Symbol("n", i64)
+    k, acc = Iterator_(Symbol("k", i64), Var(n), 8, "reduce"), Symbol("acc", f32)
+    state = Accumulator(acc, ZERO, op("add", Var(acc), Load(x, at(k))), "add", ZERO)
+    proc = Proc("p", (x, y), (Block("y", (k,), (Store(y, (), Var(acc)),), (state,)),), (n,))
+    for count in (8, 3, 0):
+        result = np.full((), np.nan, np.float32)
+        run(proc, np.arange(8, dtype=np.float32), result, scalars=(count,))
+        assert result == sum(range(count))
+
+
+# -- scatter ------------------------------------------------------------------------------------------------------
+
+
+def scatter(update: Callable[[Expr, Expr], Expr], *, second: bool = False) -> Proc:
+    """y[ids[k]] = update(y[ids[k]], x[k]) at every k, in order; with ``second``, z[k] = y[ids[k]] afterwards."""
+    x, ids = Buffer("x", f32, (40,)), Buffer("ids", i32, (40,))
+    y, z, k = Buffer("y", f32, (5,)), Buffer("z", f32, (40,)), iterator("k", 40, "reduce")
+    cell = (Cast(Load(ids, at(k)), i64),)
+    stores = [Store(y, cell, update(Load(y, cell), Load(x, at(k)))), Store(z, at(k), Load(y, cell))]
+    guard = op("ne", *at(k), index(7))
+    block = Block("y", (k,), tuple(stores if second else stores[:1]), guard=guard, scatter=True)
+    return Proc("scatter", (x, ids, y, z), (block,))
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda old, value: op("add", old, value),
+        lambda old, value: Fma(value, value, old),
+        lambda old, value: op("sub", op("mul", old, Const(0.5, f32)), value),
+        lambda old, value: value,
+    ],
+    ids=["add", "fma", "decay", "set"],
+)
+def test_scatter_takes_points_in_order(update: Callable[[Expr, Expr], Expr], second: bool) -> None:
+    proc = scatter(update, second=second)
+    x, ids = random((40,)), np.random.default_rng(3).integers(0, 5, 40).astype(np.int32)
+    y, z = random((5,), 2), np.zeros(40, np.float32)
+    expected, seen = y.copy(), np.zeros(40, np.float32)
+    old, value = Symbol("old", f32), Symbol("value", f32)
+    step = Proc(
+        "step",
+        (cell := Buffer("cell", f32, (3,)),),
+        (
+            Let(old, Load(cell, (index(0),))),
+            Let(value, Load(cell, (index(1),))),
+            Store(cell, (index(2),), update(Var(old), Var(value))),
+        ),
+    )
+    for k in range(40):
+        if k != 7:
+            cells = np.array([expected[ids[k]], x[k], 0], np.float32)
+            run(step, cells)
+            expected[ids[k]] = seen[k] = cells[2]
+    run(proc, x, ids, y, z)
+    np.testing.assert_array_equal(y, expected)
+    if second:
+        np.testing.assert_array_equal(z, seen)
+
+
+def test_scatter_of_rows_matches_numpy() -> None:
+    x, ids, y = Buffer("x", f32, (30, 4)), Buffer("ids", i64, (30,)), Buffer("y", f32, (6, 4))
+    j, k = iterator("j", 4), iterator("k", 30, "reduce")
+    cell = (Load(ids, at(k)), *at(j))
+    block = Block("y", (j, k), (Store(y, cell, op("add", Load(y, cell), Load(x, at(k, j)))),), scatter=True)
+    rows, values, result = np.arange(30) % 6, random((30, 4)), np.zeros((6, 4), np.float32)
+    run(Proc("p", (x, ids, y), (block,)), values, rows, result)
+    expected = np.zeros((6, 4), np.float32)
+    np.add.at(expected, rows, values)
+    np.testing.assert_array_equal(result, expected)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+LAYOUTS = [
+    Layout(),
+    Layout((Reorder((1, 0)),)),
+    Layout((Split(1, 4),)),
+    Layout((Pad(0, 4, 2.0), Split(0, 4), Reorder((0, 2, 1)))),
+    Layout((Split(0, 2), Split(2, 3), Reorder((2, 0, 3, 1)), Pad(3, 8, -1.0))),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=range(len(LAYOUTS)))
+def test_layouts_change_memory_and_not_meaning(layout: Layout) -> None:
+    buffer, plain = Buffer("x", f32, (5, 7), layout=layout), Buffer("y", f32, (5, 7))
+    logical = random((5, 7))
+    memory = to_memory(logical, buffer)
+    assert memory.shape == layout.physical_shape((5, 7))
+    np.testing.assert_array_equal(from_memory(memory, buffer), logical)
+    i, j, doubled = iterator("i", 5), iterator("j", 7), np.empty((5, 7), np.float32)
+    double = Block("y", (i, j), (Store(plain, at(i, j), op("add", Load(buffer, at(i, j)), Load(buffer, at(i, j)))),))
+    run(Proc("p", (buffer, plain), (double,)), memory, doubled)
+    np.testing.assert_array_equal(doubled, 2 * logical)
+    a, b = iterator("i", 5), iterator("j", 7)
+    back = Block("x", (a, b), (Store(buffer, at(a, b), Load(plain, at(a, b))),))
+    run(Proc("p", (buffer, plain), (back,)), memory, doubled)
+    np.testing.assert_array_equal(memory, to_memory(2 * logical, buffer))
+
+
+def test_pads_hold_their_fill() -> None:
+    buffer = Buffer("x", f32, (3,), layout=Layout((Pad(0, 4, 7.0),)))
+    y = Buffer("y", f32, (4,))
+    scratch = Buffer("s", f32, (3,), "local", buffer.layout)
+    i, result = iterator("i", 4), np.zeros(4, np.float32)
+    run(Proc("p", (y,), (Alloc(scratch), Block("y", (i,), (Store(y, at(i), Load(scratch, at(i))),)))), result)
+    np.testing.assert_array_equal(result, [np.nan, np.nan, np.nan, 7])
+    np.testing.assert_array_equal(to_memory(np.ones(3, np.float32), buffer), [1, 1, 1, 7])
+
+
+def test_module_runs_kernels_in_order_on_fresh_temporaries() -> None:
+    x, t, y = (Buffer(name, f32, (4,)) for name in "xty")
+    i, j, k = (iterator("i", 4) for _ in range(3))
+    early = Proc("early", (t, y), (Block("y", (i,), (Store(y, at(i), Load(t, at(i))),)),))
+    first = Proc("first", (x, t), (Block("t", (j,), (Store(t, at(j), op("neg", Load(x, at(j)))),)),))
+    late = Proc("late", (t, y), (Block("y", (k,), (Store(y, at(k), op("exp", Load(t, at(k)))),)),))
+    values, result = random((4,)), np.zeros(4, np.float32)
+    for kernels, expected in (((early,), [np.nan] * 4), ((first, late), np.exp(-values))):
+        module = Module("m", kernels, (x, y), (t,))
+        verify(module)
+        run_module(module, {x: values, y: result})
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_unfit_memory_is_refused() -> None:
+    x = Buffer("x", f32, (4,))
+    proc = Proc("p", (x,), (), (n := Symbol("n", i64),))
+    for wrong in (np.zeros(4), np.zeros(5, np.float32), np.zeros(8, np.float32)[::2]):
+        with pytest.raises(InternalError, match="memory of @x must be 4 contiguous cells of float32"):
+            run_proc(proc, {x: wrong}, {n: 1})
+    with pytest.raises(InternalError, match="p needs memory for @x"):
+        run_proc(proc, {}, {n: 1})
+    with pytest.raises(InternalError, match=r"p needs values for \[%n\]"):
+        run_proc(proc, {x: np.zeros(4, np.float32)})
+
+
+# -- scheduled statements -----------------------------------------------------------------------------------------
+
+
+def test_lanes_tiles_barriers_and_tails() -> None:
+    """A sum in 4 lanes with a tail, as a schedule would write it."""
+    x, y, lanes, total = (
+        Buffer("x", f32, (10,)),
+        Buffer("y", f32, ()),
+        Buffer("lanes", f32, (4,), "register"),
+        Symbol("t", f32),
+    )
+    clear, step, lane, last = iterator("c", 4), iterator("s", 3), iterator("l", 4), iterator("m", 4)
+    position = op("add", op("mul", *at(step), index(4)), *at(lane))
+    add = Store(lanes, at(lane), op("add", Load(lanes, at(lane)), Load(x, (position,))))
+    body = (
+        Alloc(lanes),
+        For(clear, (Store(lanes, at(clear), ZERO),), "lane"),
+        Tile("sum", 1, 1, 4, (For(step, (For(lane, (If(op("lt", position, index(10)), (add,)),), "lane"),)),)),
+        Barrier(),
+        Declare(total, ZERO),
+        For(last, (Assign(total, op("add", Var(total), Load(lanes, at(last)))),), "lane"),
+        Store(y, (), Var(total)),
+    )
+    result = np.empty((), np.float32)
+    run(Proc("p", (x, y), body), np.arange(10, dtype=np.float32), result)
+    assert result == 45
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_carries_all_states_at_once(reverse: bool) -> None:
+    """Fibonacci numbers times x: both states look at the old ones."""
+    x, y, i = Buffer("x", f32, (6,)), Buffer("y", f32, (6,)), iterator("i", 6)
+    one, two = Symbol("one", f32), Symbol("two", f32)
+    carried = (
+        Accumulator(one, Const(1.0, f32), op("mul", Var(two), Load(x, at(i)))),
+        Accumulator(two, Const(1.0, f32), op("add", Var(one), Var(two))),
+    )
+    values, result = random((6,)), np.empty(6, np.float32)
+    run(Proc("p", (x, y), (Scan(i, carried, (Store(y, at(i), Var(two)),), reverse),)), values, result)
+    a = b = np.float32(1)
+    for k in reversed(range(6)) if reverse else range(6):
+        a, b = b * values[k], a + b
+        assert result[k] == b
+
+
+def test_calls_bind_buffers_and_scalars() -> None:
+    param, count = Buffer("param", f32, (4,)), Symbol("count", i64)
+    i = Iterator_(Symbol("i", i64), Var(count), 4)
+    fill = Proc("fill", (param,), (For(i, (Store(param, at(i), Const(1.0, f32)),)),), (count,))
+    x, y, n = Buffer("x", f32, (4,)), Buffer("y", f32, (4,)), Symbol("n", i64)
+    body = (Call(fill, (x,), (Var(n),)), Call(fill, (y,), (op("add", Var(n), index(1)),)))
+    first, second = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    run(Proc("p", (x, y), body, (n,)), first, second, scalars=(2,))
+    np.testing.assert_array_equal(first, [1, 1, 0, 0])
+    np.testing.assert_array_equal(second, [1, 1, 1, 0])
+
+
+def test_block_inside_loops_sees_their_symbols() -> None:
+    x, y = Buffer("x", f32, (3, 4)), Buffer("y", f32, (3,))
+    row, k, acc = iterator("row", 3), iterator("k", 4, "reduce"), Symbol("acc", f32)
+    state = Accumulator(acc, ZERO, op("add", Var(acc), Load(x, at(row, k))), "add", ZERO)
+    block = Block("y", (k,), (Store(y, at(row), Var(acc)),), (state,))
+    values, result = np.arange(12, dtype=np.float32).reshape(3, 4), np.empty(3, np.float32)
+    run(Proc("p", (x, y), (For(row, (block,), "parallel"),)), values, result)
+    np.testing.assert_array_equal(result, values.sum(axis=1))
+
+
+def test_every_op_has_a_meaning_for_its_types() -> None:
+    for name, row in OPS.items():
+        for type_ in (
+            (f32, f64) if row.float_only or row.op_class == "random" or name == "nonfinite" else (f32, f64, i32, u8)
+        ):
+            assert callable(operation(name, type_))
