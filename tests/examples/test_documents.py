@@ -78,7 +78,7 @@ def run(document: str, name: str) -> list[tuple[Block, str]]:
 
 def comparable(text: str, name: str) -> list[str]:
     """Return the lines without trailing spaces and without line numbers of the document."""
-    plain = re.sub(rf"{re.escape(name)}:\d+", f"{name}:N", text)
+    plain = re.sub(rf"{re.escape(name)}:(\d+|N)\b", f"{name}:N", text)
     return [line.rstrip() for line in plain.strip().splitlines()]
 
 
