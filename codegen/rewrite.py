@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar, overload
 
 from stagedtensor.codegen.loop_ir import (
     Accumulator,
@@ -47,7 +47,8 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.errors import InternalError
 
 Body = tuple[Stmt, ...]
-Piece = TypeVar("Piece", Expr, Stmt, Body)
+Kept = TypeVar("Kept", bound=Stmt)
+"""A statement that stays a statement of its class."""
 
 
 class Rewriter:
@@ -159,10 +160,16 @@ class Rewriter:
         scalars = tuple(self.symbol(item) for item in proc.scalars)
         return replace(proc, params=params, scalars=scalars, body=self.body(proc.body))
 
-    def piece(self, piece: Piece) -> Piece:
+    @overload
+    def piece(self, piece: Expr) -> Expr: ...
+    @overload
+    def piece(self, piece: Body) -> Body: ...
+    @overload
+    def piece(self, piece: Kept) -> Kept: ...
+    def piece(self, piece: Expr | Stmt | Body) -> Expr | Stmt | Body:
         """Rewrite an expression, a body, or a statement that stays one statement."""
         if isinstance(piece, tuple):
-            return self.body(piece)  # type: ignore[return-value]
+            return self.body(piece)
         if isinstance(piece, Expr):
             return self.expr(piece)
         (stmt,) = self.stmt(piece)
@@ -192,7 +199,13 @@ class _MapStatements(Rewriter):
         return new if isinstance(new, tuple) else (new,)
 
 
-def map_expr(piece: Piece, function: Callable[[Expr], Expr]) -> Piece:
+@overload
+def map_expr(piece: Expr, function: Callable[[Expr], Expr]) -> Expr: ...
+@overload
+def map_expr(piece: Body, function: Callable[[Expr], Expr]) -> Body: ...
+@overload
+def map_expr(piece: Kept, function: Callable[[Expr], Expr]) -> Kept: ...
+def map_expr(piece: Expr | Stmt | Body, function: Callable[[Expr], Expr]) -> Expr | Stmt | Body:
     """Apply ``function`` to every expression of an expression, statement or body, innermost first."""
     return _MapExpressions(function).piece(piece)
 
@@ -205,8 +218,12 @@ def map_stmts(body: Body, function: Callable[[Stmt], Stmt | Body]) -> Body:
 # -- substitution and copies --------------------------------------------------------------------------------------
 
 
+Values: TypeAlias = Mapping[Symbol, Expr]
+Buffers: TypeAlias = Mapping[Buffer, Buffer]
+
+
 class _Substitute(Rewriter):
-    def __init__(self, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer]) -> None:
+    def __init__(self, values: Values, buffers: Buffers) -> None:
         self.values = values
         self.buffers = buffers
 
@@ -227,7 +244,13 @@ class _Substitute(Rewriter):
         return super().expr(expr)
 
 
-def substitute(piece: Piece, values: Mapping[Symbol, Expr], buffers: Mapping[Buffer, Buffer] | None = None) -> Piece:
+@overload
+def substitute(piece: Expr, values: Values, buffers: Buffers | None = None) -> Expr: ...
+@overload
+def substitute(piece: Body, values: Values, buffers: Buffers | None = None) -> Body: ...
+@overload
+def substitute(piece: Kept, values: Values, buffers: Buffers | None = None) -> Kept: ...
+def substitute(piece: Expr | Stmt | Body, values: Values, buffers: Buffers | None = None) -> Expr | Stmt | Body:
     """Replace symbols by expressions (not again inside these) and buffers by buffers.
 
     A symbol that ``piece`` itself binds or assigns may be replaced by a ``Var`` only (a renaming).
@@ -235,10 +258,12 @@ def substitute(piece: Piece, values: Mapping[Symbol, Expr], buffers: Mapping[Buf
     return _Substitute(values, buffers or {}).piece(piece)
 
 
-def fresh_copy(piece: Piece) -> Piece:
+@overload
+def fresh_copy(piece: Body) -> Body: ...
+@overload
+def fresh_copy(piece: Kept) -> Kept: ...
+def fresh_copy(piece: Stmt | Body) -> Stmt | Body:
     """Return a copy in which every symbol and scratch buffer bound inside ``piece`` is a new object of the same hint."""
-    if isinstance(piece, Expr):
-        return piece
     body: Body = piece if isinstance(piece, tuple) else (piece,)
     symbols = {symbol: Var(Symbol(symbol.hint, symbol.type)) for symbol in bound_symbols(body)}
     buffers = {stmt.buffer: replace(stmt.buffer) for stmt in walk_stmts(body) if isinstance(stmt, Alloc)}
