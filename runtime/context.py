@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from stagedtensor import precision as formats
 from stagedtensor.dims import Shape
 from stagedtensor.errors import ContextError, StagedTensorError
 from stagedtensor.initializers import Initializer, stream_key
 from stagedtensor.node import HasNode, Node, Role
 from stagedtensor.numerics import Numerics
-from stagedtensor.precision import Prec
+from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
 from stagedtensor.runtime import linking
 from stagedtensor.runtime.device import Array, Device, MemoryLine
@@ -266,7 +265,7 @@ class Context:
         node = t.node
         held = self._store.stored.get(node)
         # the common case, a scalar into a settled float cell, costs one NumPy store
-        if held is not None and type(values) is float and held.cell is not None and held.prec is formats.f32:
+        if held is not None and type(values) is float and held.cell is not None and held.prec is f32:
             with np.errstate(over="ignore"):
                 held.cell[()] = values
             self._store.uploads += 1
@@ -297,7 +296,7 @@ class Context:
 
     def _set_pending(self, node: Node, values: Any) -> None:
         shape, prec, certain = self._outlook(node)
-        data = self._store.check_kind(node, values, prec if certain else formats.f64 if prec.is_float else prec)
+        data = self._store.check_kind(node, values, prec if certain else f64 if prec.is_float else prec)
         if shape is not None:
             self._store.check_shape(node, data, shape)
             self._store.bind_extents(data, shape)
@@ -387,10 +386,10 @@ class Context:
             return np.array(node.data, copy=True).reshape(shape.dims)
         init = node.init
         assert isinstance(init, Initializer)
-        wide = np.float64 if prec is formats.f64 else np.float32
+        wide = np.float64 if prec is f64 else np.float32
         if init.kind == "constant" or (init.fan and not shape.input and not linking.has_explicit_init(node)):
             value = init.first if init.kind == "constant" else 0.0
-            return np.full(shape.dims, value, np.float64 if prec is formats.f64 or not prec.is_float else wide)
+            return np.full(shape.dims, value, np.float64 if prec is f64 or not prec.is_float else wide)
         first, second = init.parameters(shape, node.label)
         spread = second if init.kind == "normal" else second - first
         cells = self._device.draw(init.kind, shape.size, prec, stream_key(seed, node.label), first, spread)

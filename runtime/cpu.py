@@ -22,8 +22,7 @@ from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import DrawLibrary
 from stagedtensor.runtime.kernel_cache import KernelCache
 from stagedtensor.runtime.shared_library import load_library
-from stagedtensor.runtime.target import Target, detect
-from stagedtensor.runtime.target import target as target_by_name
+from stagedtensor.runtime.target import Target, detect, target as target_by_name
 from stagedtensor.runtime.thread_pool import POOL_HEADER, ThreadPool
 
 _ALIGNMENT = 64

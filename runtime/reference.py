@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from stagedtensor.codegen.interpret import run_module
-from stagedtensor.codegen.loop_ir import Module
 from stagedtensor.codegen.pipeline import generate
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.codegen.solved import SolvedProgram

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from stagedtensor import precision as formats
 from stagedtensor.conversion import all_in_range, convert, ingest
 from stagedtensor.dims import Shape
 from stagedtensor.errors import ContextError, PrecisionError
 from stagedtensor.node import Node, Role
-from stagedtensor.precision import Prec
+from stagedtensor.precision import Prec, bool_, precision
 from stagedtensor.runtime.device import Array, Device
 from stagedtensor.source import user_source
 
@@ -102,13 +101,13 @@ class Store:
             data = ingest(value).array
         except PrecisionError as error:
             raise ContextError(f"set_values: {describe(node)} cannot take these values: {error}") from None
-        own = formats.precision(data.dtype)
-        if own.is_float and not prec.is_float and prec is not formats.bool_:
+        own = precision(data.dtype)
+        if own.is_float and not prec.is_float and prec is not bool_:
             raise ContextError(
                 f"set_values: {describe(node)} holds {prec}; float values ({own}) do not go into an integer node\n"
                 f"  {user_source().quoted()}\n  convert them first, e.g. values.astype(np.{prec.numpy_dtype})"
             )
-        if not own.is_float and not prec.is_float and prec is not formats.bool_ and not all_in_range(data, prec):
+        if not own.is_float and not prec.is_float and prec is not bool_ and not all_in_range(data, prec):
             raise ContextError(
                 f"set_values: {describe(node)} holds {prec}, but the values reach from {data.min()} to {data.max()} "
                 f"(allowed {prec.min_finite} to {prec.max_finite})\n  {user_source().quoted()}"

@@ -27,6 +27,14 @@ class DynamicDim:
 
 
 @dataclass(frozen=True)
+class Index:
+    """A static index (``st.index``): an integer bound when a routine runs (``ctx.run(routine, i=3)``)."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
 class CapturedDim:
     """A symbolic size handed out by ``einsum(..., capture=[...])``: the solver's variable ``key``.
 

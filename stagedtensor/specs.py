@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .dims import RowKind
+from .dims import MEMORY_ORDER, RowKind
 
 
 @dataclass(frozen=True)
@@ -148,3 +148,10 @@ CONTRACTION = Spec(
     broadcast=True,
 )
 """``a @ b``: the input row of a meets the output row of b."""
+
+
+def with_row(kind: RowKind, row: RowSpec) -> ShapeSpec:
+    """Return all rows as row variables of their own names, except ``kind``."""
+    rows: dict[RowKind, RowSpec] = {name: RowSpec(variable=name) for name in MEMORY_ORDER}
+    rows[kind] = row
+    return ShapeSpec(rows["batch"], rows["input"], rows["output"])

@@ -138,6 +138,8 @@ class Statement:
     source: Source | None = None
     text: str = ""
     """The expression as a user would write it, for comments in generated source."""
+    unless_narrow: bool = False
+    """Left out where the target settled narrow (unscaling a gradient in place would lose what the scale protects)."""
 
     def reads(self) -> tuple[Node, ...]:
         """Nodes whose values this statement reads, the target included where it accumulates."""

@@ -6,21 +6,36 @@ being. The hook stacks (parameter hooks of ``master_weights``, open composites, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from html import escape
 from typing import Any, TypeAlias
 
-from . import precision as formats
+import numpy as np
+
 from .conversion import ingest
-from .dims import DeclaredAxis, DeclaredRow, DeclaredShape
-from .errors import PrecisionError
+from .dims import DeclaredAxis, DeclaredRow, DeclaredShape, Index, Shape
+from .errors import PrecisionError, ShapeError, StagedTensorError
 from .node import Node, Placement, Role, Specified
 from .op_table import OPS
-from .precision import Prec, precision
+from .precision import Prec, precision, u4x32
+from .precision_solver import solve_precisions
 from .session import session_of
+from .shapes.solver import solve_shapes
 from .source import Source, user_source
-from .specs import CONTRACTION, Spec, pointwise
+from .specs import (
+    CONTRACTION,
+    AxisTerm,
+    Name,
+    Position,
+    RowSpec,
+    Sliced,
+    Spec,
+    StaticIndex,
+    pointwise,
+    with_row,
+)
 from .statements import Access, Apply, Composite, Expr, Operand, OpRecord, Scope, Slot, Statement, WriteOp
 
 TensorLike: TypeAlias = Any
@@ -100,6 +115,36 @@ class Tensor:
         found = [node for node in ancestors([self.node]) if node.role is Role.PARAM]
         return Params(tensor_of(node) for node in sorted(found, key=lambda node: node.number))
 
+    @property
+    def shape(self) -> Shape:
+        """The shape as everything built so far determines it, printed as ``32 | 784 -> 10``."""
+        return solve_shapes([self.node]).shape(self.node)
+
+    @property
+    def precision(self) -> Prec:
+        """The storage precision as everything built so far determines it."""
+        return solve_precisions([self.node]).prec(self.node)
+
+    def cast(self, prec: Any, *, saturate: bool = False) -> Tensor:
+        """Convert to ``prec``; see :func:`cast`."""
+        return cast(self, prec, saturate=saturate)
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.label}: {self._facts()}>"
+
+    def _facts(self) -> str:
+        parts = []
+        for fact in ("shape", "precision"):
+            try:
+                parts.append(str(getattr(self, fact)))
+            except StagedTensorError as error:  # an unfinished graph still prints
+                parts.append(f"{fact} not settled ({type(error).__name__})")
+        kind = self.node.role.value if self.node.record is None else self.node.record.kind
+        return ", ".join((*parts, kind, *(["has gradient"] if self.node.gradient is not None else [])))
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
     # -- operators ------------------------------------------------------------------------------------------------
     def __add__(self, other: TensorLike) -> Tensor:
         return apply_pointwise("add", self, other)
@@ -178,6 +223,9 @@ class Tensor:
 
     __hash__ = object.__hash__
 
+    def __getitem__(self, key: Any) -> Tensor:
+        return index_batch(self, key)
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"the truth of tensor {self.label!r} is not known while the program is built; use st.where, "
@@ -197,10 +245,13 @@ def tensor_of(node: Node) -> Tensor:
     return existing if existing is not None else Tensor(node)
 
 
-def ancestors(roots: Sequence[Node]) -> list[Node]:
-    """Return the nodes that ``roots`` are computed from (roots included), depth-first post-order by operand slot."""
+def ancestors(roots: Sequence[Node], *, until: Iterable[Node] = ()) -> list[Node]:
+    """Return the nodes that ``roots`` are computed from (roots included), depth-first post-order by operand slot.
+
+    Nodes in ``until`` are left out, with what only they are computed from.
+    """
     order: list[Node] = []
-    seen: set[Node] = set()
+    seen: set[Node] = set(until)
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         node, done = stack.pop()
@@ -223,6 +274,9 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
     """Return ``value`` as a tensor: numbers and nested lists become literals, arrays constants of their own format."""
     if isinstance(value, Tensor):
         return value
+    if hasattr(value, "__tensor__"):  # captured sizes
+        lifted: Tensor = value.__tensor__()
+        return lifted
     data, prec = ingest(value)
     axes = tuple(DeclaredAxis(size) for size in data.shape)
     role = Role.LITERAL if prec is None else Role.CONSTANT
@@ -385,7 +439,7 @@ def cast(x: TensorLike, prec: Any, *, saturate: bool = False) -> Tensor:
     fixed = node.settled.prec if node.settled else node.specified.prec if node.specified else None
     if fixed is target and not saturate:
         return tensor
-    if target is formats.u4x32 or fixed is formats.u4x32:
+    if target is u4x32 or fixed is u4x32:
         raise PrecisionError(
             f"u4x32 is counter state and cannot be cast (tensor {tensor.label!r}, {user_source().quoted()})"
         )
@@ -406,6 +460,46 @@ def cast(x: TensorLike, prec: Any, *, saturate: bool = False) -> Tensor:
     if saturate:
         result.node.saturate = True
     return result
+
+
+def index_batch(x: Tensor, key: Any) -> Tensor:
+    """``x[i]`` removes the leftmost batch axis at a static index or an int; ``x[a:b]`` narrows it."""
+    kept: tuple[AxisTerm, ...] = ()
+    if isinstance(key, Index):
+        term: AxisTerm = StaticIndex(key.name, key.size)
+        text = key.name
+    elif isinstance(key, int | np.integer) and not isinstance(key, bool):
+        term, text = Position(int(key)), str(key)
+    elif isinstance(key, slice):
+        term, text = _batch_slice(x, key)
+        kept = (Name("kept"),)
+    else:
+        raise TypeError(
+            f"{x.label!r}: expected x[i] with an int or st.index, or x[a:b], got {type(key).__name__} "
+            f"({user_source().quoted()}); for other axes see st.narrow and st.gather"
+        )
+    return apply_op(
+        "slice",
+        (x,),
+        Spec((with_row("batch", RowSpec((term,), "batch")),), with_row("batch", RowSpec(kept, "batch"))),
+        lambda a: a,
+        label=x.label,
+        text=f"{x.label}[{text}]",
+    )
+
+
+def _batch_slice(x: Tensor, key: slice) -> tuple[Sliced, str]:
+    shape = x.shape
+    if not shape.batch:
+        raise ShapeError(
+            f"{x.label!r} of shape {shape} has no batch axis to slice ({user_source().quoted()}); "
+            "for other axes see st.narrow"
+        )
+    step = 1 if key.step is None else key.step
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ShapeError(f"slice: expected a step of at least 1, got {step!r} ({user_source().quoted()})")
+    first, last, _ = slice(key.start, key.stop, step).indices(shape.batch[0].size)
+    return Sliced("kept", first, max(0, -(-(last - first) // step)), step), f"{first}:{last}"
 
 
 def place(t: Tensor, placement: Placement | str) -> Tensor:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import precision as formats
 from .conversion import convert, ingest
-from .dims import Axis, CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim, Shape
+from .dims import Axis, CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim, Index, Shape
 from .errors import PrecisionError, ShapeError
 from .initializers import DEFAULT, Initializer, as_initializer, stream_key
 from .node import Node, Placement, Role, Specified
-from .precision import Prec, precision
+from .precision import Prec, f32, i32, precision
 from .source import user_source
 from .specs import ALL_ROWS, Spec
 from .statements import Apply, LinearIndex, Literal_
@@ -23,14 +21,6 @@ from .tensor import Tensor, _parameter_hook, add_gradient, apply_op, new_node
 
 Rows = Sequence[Any] | int | None
 """Axes as the user writes them: sizes, ``None`` (inferred), ``("label", size)``, ``st.dynamic`` extents, captures."""
-
-
-@dataclass(frozen=True)
-class Index:
-    """A static index: an integer bound when a routine runs (``ctx.run(routine, i=3)``)."""
-
-    name: str
-    size: int
 
 
 def index(name: str, size: int) -> Index:
@@ -41,7 +31,7 @@ def index(name: str, size: int) -> Index:
     return Index(name, size)
 
 
-def dynamic(name: str, max: int) -> DynamicDim:  # noqa: A002 - the public keyword
+def dynamic(name: str, max: int) -> DynamicDim:
     """Declare a run-time extent up to ``max`` for a batch axis; bind it with ``ctx.run(routine, name=extent)``."""
     _check_name(name, "dynamic extent")
     if not isinstance(max, int) or isinstance(max, bool) or max < 1:
@@ -88,7 +78,7 @@ def placeholder(
     name: str,
     *,
     batch: Rows = (),
-    input: Rows = (),  # noqa: A002 - row names of the language
+    input: Rows = (),
     output: Rows = (),
     prec: Any = None,
     requires_grad: bool = False,
@@ -112,7 +102,7 @@ def placeholder(
 def param(
     name: str,
     *,
-    input: Rows = None,  # noqa: A002 - row names of the language
+    input: Rows = None,
     output: Rows = None,
     init: Any = None,
     prec: Any = None,
@@ -191,7 +181,7 @@ def constant(
     value: Any,
     *,
     batch: int | None = None,
-    input: int | None = None,  # noqa: A002 - row names of the language
+    input: int | None = None,
     output: int | None = None,
     prec: Any = None,
     label: str | None = None,
@@ -243,7 +233,7 @@ def shape_of_array(data: np.ndarray[Any, Any], batch: int = 0, output: int | Non
     return DeclaredShape(row(data.shape[:batch]), row(data.shape[end:]), row(data.shape[batch:end]))
 
 
-def range_(n: int, *, prec: Any = formats.i32) -> Tensor:
+def range_(n: int, *, prec: Any = i32) -> Tensor:
     """Return 0 .. n-1 as a vector; its precision is fixed (i32), so no user of it can narrow it."""
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise ShapeError(f"range: expected a length >= 0, got {n!r} ({user_source().quoted()})")
@@ -252,7 +242,7 @@ def range_(n: int, *, prec: Any = formats.i32) -> Tensor:
     return Tensor(node)
 
 
-def host_scalar(name: str, value: float, prec: Any = formats.f32) -> Tensor:
+def host_scalar(name: str, value: float, prec: Any = f32) -> Tensor:
     """Make one device-resident cell that the host overwrites with ``ctx.set_values``; never baked into source."""
     _check_name(name, "host scalar")
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -264,7 +254,7 @@ def host_scalar(name: str, value: float, prec: Any = formats.f32) -> Tensor:
     return Tensor(cell_like(node))
 
 
-def cell(label: str, prec: Any = formats.f32) -> Tensor:
+def cell(label: str, prec: Any = f32) -> Tensor:
     """Make one device-resident cell, zero at allocation, that computations accumulate into and the host reads."""
     node = new_node(Role.CELL, label, declared=DeclaredShape())
     node.specified = Specified(precision(prec), node.source, "cell")
@@ -347,7 +337,7 @@ def uniform(
     name: str | None = None,
     seed: int = 0,
     batch: Rows = None,
-    input: Rows = None,  # noqa: A002
+    input: Rows = None,
     output: Rows = None,
     prec: Any = None,
 ) -> Any:
@@ -368,7 +358,7 @@ def normal(
     name: str | None = None,
     seed: int = 0,
     batch: Rows = None,
-    input: Rows = None,  # noqa: A002
+    input: Rows = None,
     output: Rows = None,
     prec: Any = None,
 ) -> Any:

@@ -6,61 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from stagedtensor.dims import MEMORY_ORDER, RowKind
 from stagedtensor.errors import PrecisionError, ShapeError
 from stagedtensor.source import user_source
 from stagedtensor.specs import (
-    ALL_ROWS,
     AxisTerm,
     Concat,
     Gathered,
     Name,
-    Position,
     RowSpec,
     ShapeSpec,
     Sliced,
     Spec,
-    StaticIndex,
+    with_row,
 )
 from stagedtensor.statements import Access, Apply, IterValue, Slot, Statement
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
-from stagedtensor.terminals import Index
 
 from .axes import LAST_OUTPUT, axes_of, solved_shape
-
-
-def with_row(kind: RowKind, row: RowSpec) -> ShapeSpec:
-    """Return all rows as row variables, except ``kind``."""
-    rows = {name: RowSpec(variable=name) for name in MEMORY_ORDER}
-    rows[kind] = row
-    return ShapeSpec(rows["batch"], rows["input"], rows["output"])
-
-
-def index_batch(x: Tensor, key: Any) -> Tensor:
-    """``x[i]`` removes the leftmost batch axis at a static index or an int; ``x[a:b]`` narrows it."""
-    if isinstance(key, Index):
-        return _take(x, StaticIndex(key.name, key.size), f"{x.label}[{key.name}]")
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return _take(x, Position(int(key)), f"{x.label}[{key}]")
-    if isinstance(key, slice):
-        return narrow(x, key.start or 0, key.stop, axis=("batch", 0), step=1 if key.step is None else key.step)
-    raise TypeError(
-        f"{x.label!r}: expected x[i] with an int or st.index, or x[a:b], got {type(key).__name__} "
-        f"({user_source().quoted()}); other axes: st.narrow, st.gather"
-    )
-
-
-def _take(x: Tensor, term: AxisTerm, text: str) -> Tensor:
-    return apply_op(
-        "slice",
-        (x,),
-        Spec((with_row("batch", RowSpec((term,), "batch")),), ALL_ROWS),
-        lambda a: a,
-        label=x.label,
-        text=text,
-    )
 
 
 def narrow(
@@ -221,7 +184,7 @@ def reshape(
     x: TensorLike,
     *,
     batch: Sequence[int | None] | None = None,
-    input: Sequence[int | None] | None = None,  # noqa: A002 - row names of the language
+    input: Sequence[int | None] | None = None,
     output: Sequence[int | None] | None = None,
 ) -> Tensor:
     """Split the cells of a row another way, in row-major order; rows not named stay. One size may be None."""

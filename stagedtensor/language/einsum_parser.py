@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stagedtensor.dims import PRINT_ORDER, RowKind
-from stagedtensor.errors import SpecError
+from stagedtensor.shapes.equations import term_names
 from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, ShapeSpec, Spec
+from stagedtensor.statement_text import term_text, variable_text
 
 from .caret import near, spec_error
 from .grammar import is_token, offset_of, parse
@@ -98,7 +99,7 @@ def _parse_cached(text: str, n_operands: int | None, sized: frozenset[str]) -> S
     operands, result = shapes[:-1], shapes[-1]
     _check_count(text, operands, n_operands)
     _check_result(text, operands, result, sized)
-    _check_concats(text, operands, result, sized)
+    _check_concats(text, operands, result)
     return Spec(tuple(map(_shape_spec, operands)), _shape_spec(result), text=text)
 
 
@@ -138,7 +139,7 @@ class _Reader:
             item = self.item(part, kind)  # type: ignore[arg-type]
             variable = isinstance(item.term, str)
             before = found[-1].term if found else ""
-            if tree.data == "name_row" and not comma_seen and not variable and not isinstance(before, str):
+            if not (tree.data != "name_row" or comma_seen or isinstance(item.term, str) or isinstance(before, str)):
                 raise spec_error(
                     self.text,
                     item.offset,
@@ -223,38 +224,6 @@ def _row_spec(items: tuple[_Located, ...]) -> RowSpec:
 # -- checks -------------------------------------------------------------------------------------------------------
 
 
-def names_of(term: AxisTerm) -> tuple[str, ...]:
-    """Return the names a written term iterates under, in order."""
-    match term:
-        case Name(name):
-            return (name,)
-        case Affine(_, over, _, kernel):
-            return (over, kernel)
-        case Concat(parts):
-            return tuple(part.name for part in parts if isinstance(part, Name))
-        case _:
-            return ()
-
-
-def term_text(term: AxisTerm | str) -> str:
-    """Return a term or row variable as it is written."""
-    match term:
-        case str():
-            return f"..{term}.."
-        case Name(name):
-            return name
-        case Position(position):
-            return str(position)
-        case Affine(stride, over, dilation, kernel, padded):
-            first = f"{stride}*{over}" if stride != 1 else over
-            second = f"{dilation}*{kernel}" if dilation != 1 else kernel
-            return f"{first}{'=+' if padded else '+'}{second}"
-        case Concat(parts):
-            return "^".join(part.name if isinstance(part, Name) else str(part) for part in parts)
-        case _:
-            return "_"
-
-
 def _check_count(text: str, operands: Sequence[_Shape], n_operands: int | None) -> None:
     if n_operands is None or len(operands) == n_operands:
         return
@@ -273,12 +242,12 @@ def _check_count(text: str, operands: Sequence[_Shape], n_operands: int | None) 
 def _check_result(text: str, operands: Sequence[_Shape], result: _Shape, sized: frozenset[str]) -> None:
     names = {
         name: None for shape in operands for item in shape.items() if not isinstance(item.term, str)
-        for name in names_of(item.term)
+        for name in term_names(item.term)
     }  # fmt: skip
     variables = {item.term for shape in operands for item in shape.items() if isinstance(item.term, str)}
     seen: set[str] = set()
     for item in result.items():
-        keys = (f"..{item.term}..",) if isinstance(item.term, str) else names_of(item.term)
+        keys = (f"..{item.term}..",) if isinstance(item.term, str) else term_names(item.term)
         for key in keys:
             if key in seen:
                 raise spec_error(
@@ -290,7 +259,7 @@ def _check_result(text: str, operands: Sequence[_Shape], result: _Shape, sized: 
                 raise spec_error(
                     text,
                     item.offset,
-                    f"no operand has the row variable {term_text(item.term)!r} of the result",
+                    f"no operand has the row variable {variable_text(item.term)!r} of the result",
                     what=WHAT,
                     expected="a row variable of the operands",
                     advice="'...' stands for ..batch.., ..input.. or ..output.. by the row it is in",
@@ -308,62 +277,31 @@ def _check_result(text: str, operands: Sequence[_Shape], result: _Shape, sized: 
                 )
 
 
-def _check_concats(text: str, operands: Sequence[_Shape], result: _Shape, sized: frozenset[str]) -> None:
-    plain = [_plain_names(shape) for shape in (*operands, result)]
-    joined = {name for item in result.items() if isinstance(item.term, Concat) for name in names_of(item.term)}
-    for at, shape in enumerate((*operands, result)):
+def _check_concats(text: str, operands: Sequence[_Shape], result: _Shape) -> None:
+    """A block is told by the names used beside a concatenation, so one tensor names one part of it at most."""
+    shapes = (*operands, result)
+    for shape in shapes:
         for item in shape.items():
             if not isinstance(item.term, Concat):
                 continue
-            parts = names_of(item.term)
-            written = term_text(item.term)
+            parts, written = term_names(item.term), term_text(item.term)
             if not parts:
                 raise spec_error(text, item.offset, f"{written!r} names no part", what=WHAT, expected="a name beside '^'")
             if len(set(parts)) < len(parts):
                 raise spec_error(
                     text, item.offset, f"{written!r} has a part twice", what=WHAT, expected="each part of '^' once"
                 )
-            if shape is result:
-                continue
-            if any(part in joined for part in parts):
-                raise spec_error(
-                    text,
-                    item.offset,
-                    f"the parts of {written!r} are joined by '^' again in the result",
-                    what=WHAT,
-                    expected="'^' in the operand or in the result",
-                    advice="split in one einsum and join in another",
-                )
-            others = set().union(*(names for index, names in enumerate(plain) if index != at), plain[at])
-            used = [part for part in parts if part in others]
-            if len(used) != 1:
-                raise spec_error(
-                    text,
-                    item.offset,
-                    f"{len(used) or 'no'} parts of {written!r} are used elsewhere",
-                    what=WHAT,
-                    expected="exactly one part in the result or another operand, which says which block is read",
-                )
-    if joined:
-        _check_parts_apart(text, operands, result, sized)
-
-
-def _check_parts_apart(text: str, operands: Sequence[_Shape], result: _Shape, sized: frozenset[str]) -> None:
-    """An operand belongs to one block of a concatenation, so it may use one of its parts only."""
-    for item in result.items():
-        if not isinstance(item.term, Concat):
-            continue
-        parts = set(names_of(item.term))
-        for number, shape in enumerate(operands, 1):
-            mine = sorted(parts & _plain_names(shape))
-            if len(mine) > 1:
-                raise spec_error(
-                    text,
-                    shape.offset,
-                    f"operand {number} uses {len(mine)} parts of {term_text(item.term)!r}: {', '.join(mine)}",
-                    what=WHAT,
-                    expected="one part of a concatenation in each operand",
-                )
+            for other in shapes:
+                mine = sorted(set(parts) & _plain_names(other))
+                if len(mine) > 1 or (mine and other is shape):
+                    raise spec_error(
+                        text,
+                        other.offset,
+                        f"this shape uses {' and '.join(map(repr, mine))} of {written!r}, which are different blocks",
+                        what=WHAT,
+                        expected="one part of a concatenation in each shape",
+                        advice="an outer product of parts takes two einsums: split first",
+                    )
 
 
 def _plain_names(shape: _Shape) -> set[str]:
@@ -371,7 +309,7 @@ def _plain_names(shape: _Shape) -> set[str]:
         name
         for item in shape.items()
         if not isinstance(item.term, str | Concat)
-        for name in names_of(item.term)
+        for name in term_names(item.term)
     }
 
 
@@ -447,6 +385,3 @@ def _advice(text: str, offset: int) -> str:
             if found.start() - 1 <= offset <= found.end():
                 return sentence
     return ""
-
-
-__all__ = ["SpecError", "names_of", "parse_spec", "term_text"]

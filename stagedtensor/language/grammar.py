@@ -51,7 +51,8 @@ def parse(
     try:
         return parser.parse(text)
     except lark.UnexpectedCharacters as error:
-        offset, wanted, got = error.pos_in_stream, error.allowed, repr(text[error.pos_in_stream])
+        offset, wanted = error.pos_in_stream or 0, error.allowed
+        got = repr(text[offset])
     except lark.UnexpectedToken as error:
         wanted = error.accepts or error.expected
         if error.token.type == "$END":

@@ -1,0 +1,294 @@
+"""Optimizers: SGD with momentum and AdamW, written as statement strings.
+
+Arithmetic is f32 (f64 for f64 parameters). An update may unscale its gradients, scale them again (clipping) and pass a gate
+that selects the old value where it is closed: nothing is multiplied by the gate, so an overflow cannot leak through.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from .language.computation import computation
+from .node import Node
+from .precision import Prec, f32, f64, i32
+from .program import Comp, comment, forward_of, sequence
+from .statements import Stage
+from .tensor import Tensor, no_gradient
+from .terminals import cell, host_scalar, state
+from .train import chosen_params
+
+Loss = Tensor | Sequence[Tensor]
+
+
+class Updater(Protocol):
+    """Any function with :func:`sgd_update`'s calling form."""
+
+    def __call__(
+        self,
+        loss: Loss,
+        learning_rate: Tensor | float,
+        *,
+        grad_unscale: Tensor | None = None,
+        grad_scale: Tensor | None = None,
+        update_gate: Tensor | None = None,
+        params: Sequence[Tensor] | None = None,
+        **options: Any,
+    ) -> Comp:
+        """Build the update."""
+
+
+# -- state --------------------------------------------------------------------------------------------------------
+
+_states: weakref.WeakKeyDictionary[Node, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def state_prec(p: Tensor) -> Prec:
+    """Return the precision of optimizer state: f64 for an f64 parameter, else f32."""
+    node = p.node
+    fixed = node.settled.prec if node.settled else node.specified.prec if node.specified else node.default_prec
+    return f64 if fixed is f64 else f32
+
+
+def state_of(p: Tensor, kind: str) -> Tensor:
+    """Return the state ``kind`` of a parameter; two optimizers of one kind share it."""
+    kinds = _states.setdefault(p.node, {})
+    if kind not in kinds:
+        kinds[kind] = state(p, kind, state_prec(p))
+    return kinds[kind]
+
+
+def states_of(p: Tensor) -> dict[str, Tensor]:
+    """Return all state a parameter has, by kind."""
+    return dict(_states.get(p.node, {}))
+
+
+# -- arguments ----------------------------------------------------------------------------------------------------
+
+
+def learning_rate_scalar(value: Tensor | float) -> Tensor:
+    """Return the learning rate as a host scalar (numbers become one)."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"learning_rate is a number or a host scalar, not {value!r}")
+    return host_scalar("learning_rate", float(value))
+
+
+def _unit_interval(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
+    return float(value)
+
+
+def _decay(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"weight_decay must be finite and at least 0, got {value!r}")
+    return float(value)
+
+
+# -- the gradient as the update reads it --------------------------------------------------------------------------
+
+
+class _Gradient:
+    """The text and names by which an update reads p's gradient: unscaled, then rescaled."""
+
+    def __init__(self, p: Tensor, unscale: Tensor | None, rescale: Tensor | None, in_place: bool) -> None:
+        gradient = p.grad
+        assert gradient is not None
+        self.parts: list[Comp] = []
+        self.names: dict[str, Any] = {"g": gradient}
+        self.text = "g"
+        if unscale is not None:
+            with no_gradient():
+                true = (gradient * unscale).named(f"{p.label}_unscaled")
+            self.parts.append(forward_of([true], stage=Stage.UPDATE, until={gradient.node, unscale.node}))
+            if in_place:
+                # a narrow buffer keeps the scaled value; every update reads the product either way
+                write = computation("g =: true", g=gradient, true=true)
+                self.parts.append(Comp(tuple(replace(item, unless_narrow=True) for item, _ in write.statements())))
+            self.names, self.text = {"true": true}, "true"
+        if rescale is not None:
+            self.names["rescale"] = rescale
+            self.text = f"where(rescale == 0, 0, {self.text} *. rescale)"
+
+
+def _gated(target: str, new: str, gate: Tensor | None) -> str:
+    return f"{target} =: where(gate, {new}, {target})" if gate is not None else f"{target} =: {new}"
+
+
+# -- SGD ----------------------------------------------------------------------------------------------------------
+
+
+def sgd_one(
+    p: Tensor,
+    learning_rate: Tensor | float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    grad_unscale: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    update_gate: Tensor | None = None,
+    unscale_in_place: bool = True,
+) -> Comp:
+    """SGD of one parameter; see :func:`sgd_update`."""
+    mu, decay = _unit_interval("momentum", momentum), _decay(weight_decay)
+    if nesterov and mu == 0.0:
+        raise ValueError("nesterov=True needs momentum > 0")
+    rate = learning_rate_scalar(learning_rate)
+    gradient = _Gradient(p, grad_unscale, grad_scale, unscale_in_place)
+    names: dict[str, Any] = {**gradient.names, "p": p, "lr": rate}
+    if update_gate is not None:
+        names["gate"] = update_gate
+    step = gradient.text
+    if decay:
+        step, names["decay"] = f"({step} + decay *. p)", decay
+    lines = []
+    if mu:
+        names |= {"m": state_of(p, "momentum"), "mu": mu}
+        lines.append(_gated("m", f"mu *. m + {step}", update_gate))
+        step = f"({step} + mu *. m)" if nesterov else "m"
+    lines.append(_gated("p", f"p - lr *. {step}", update_gate))
+    body = [computation(line, **_used(line, names)) for line in lines]
+    return comment(f"sgd {p.label}", sequence(*gradient.parts, *body))
+
+
+def _used(line: str, names: dict[str, Any]) -> dict[str, Any]:
+    words = set("".join(c if c.isalnum() or c == "_" else " " for c in line).split())
+    return {name: value for name, value in names.items() if name in words}
+
+
+def sgd_update(
+    loss: Loss,
+    learning_rate: Tensor | float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    grad_unscale: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    update_gate: Tensor | None = None,
+    unscale_in_place: bool = True,
+    params: Sequence[Tensor] | None = None,
+) -> Comp:
+    """Stochastic gradient descent, per trained parameter, each line its own rounding at f32 (f64 for f64).
+
+    g = grad * grad_unscale (stored back in place by default); e = g * grad_scale (0 selects 0); d = e + weight_decay * p;
+    m' = momentum * m + d; u = d + momentum * m' with ``nesterov``, else m' (d without momentum); p' = p - learning_rate * u;
+    p and m keep their bits where ``update_gate`` is 0. Raises ValueError for settings out of range.
+    """
+    rate = learning_rate_scalar(learning_rate)
+    return comment(
+        "sgd",
+        sequence(
+            *(
+                sgd_one(
+                    p,
+                    rate,
+                    momentum=momentum,
+                    weight_decay=weight_decay,
+                    nesterov=nesterov,
+                    grad_unscale=grad_unscale,
+                    grad_scale=grad_scale,
+                    update_gate=update_gate,
+                    unscale_in_place=unscale_in_place,
+                )
+                for p in chosen_params(loss, params, "sgd_update")
+            )
+        ),
+    )
+
+
+# -- AdamW --------------------------------------------------------------------------------------------------------
+
+_counters: weakref.WeakKeyDictionary[Node, dict[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
+
+
+def step_counter(params: Sequence[Tensor]) -> Tensor:
+    """Return the i32 step count that one set of parameters shares."""
+    first, key = params[0].node, tuple(p.node.number for p in params)
+    known = _counters.setdefault(first, {})
+    if key not in known:
+        known[key] = cell("adamw_step", i32)
+    return known[key]
+
+
+def adamw_update(
+    loss: Loss,
+    learning_rate: Tensor | float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    grad_unscale: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    update_gate: Tensor | None = None,
+    unscale_in_place: bool = True,
+    params: Sequence[Tensor] | None = None,
+) -> Comp:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), per trained parameter.
+
+    t' = t + 1 (i32, one per update); bc_i = 1 - beta_i^t' in f64; m' = m + (1 - beta1)(e - m); v' = v + (1 - beta2)(e e - v);
+    q = p - (lr * weight_decay) p; p' = q - lr ((m' / bc1) / (sqrt(v' / bc2) + eps)). p, m, v and t pass the gate.
+    Raises ValueError for settings out of range.
+    """
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"betas is a pair, got {betas!r}")
+    beta1, beta2 = (_unit_interval("betas", beta) for beta in betas)
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not (math.isfinite(eps) and eps > 0):
+        raise ValueError(f"eps must be positive and finite, got {eps!r}")
+    decay, rate = _decay(weight_decay), learning_rate_scalar(learning_rate)
+    chosen = chosen_params(loss, params, "adamw_update")
+    count = step_counter(chosen)
+    gate = {} if update_gate is None else {"gate": update_gate}
+    exact = [cell(f"bias_correction{at}_f64", f64) for at in (1, 2)]
+    parts = [
+        computation("bc =: 1 - beta **. (t + 1)", bc=bc, beta=beta, t=count)
+        for bc, beta in zip(exact, (beta1, beta2), strict=True)
+    ]
+    rounded: dict[Prec, list[Tensor]] = {f64: exact}
+    for p in chosen:
+        prec = state_prec(p)
+        if prec not in rounded:
+            rounded[prec] = [cell(f"bias_correction{at}", prec) for at in (1, 2)]
+            parts += [
+                computation("bc =: exact", bc=bc, exact=wide) for bc, wide in zip(rounded[prec], exact, strict=True)
+            ]
+    parts.append(computation(_gated("t", "t + 1", update_gate), t=count, **gate))
+    for p in chosen:
+        bc1, bc2 = rounded[state_prec(p)]
+        gradient = _Gradient(p, grad_unscale, grad_scale, unscale_in_place)
+        names: dict[str, Any] = {
+            **gradient.names,
+            **gate,
+            "p": p,
+            "lr": rate,
+            "m": state_of(p, "adam_m"),
+            "v": state_of(p, "adam_v"),
+            "bc1": bc1,
+            "bc2": bc2,
+            "c1": 1.0 - beta1,
+            "c2": 1.0 - beta2,
+            "eps": float(eps),
+            "decay": decay,
+        }
+        e = gradient.text
+        kept = "(p - (lr *. decay) *. p)" if decay else "p"
+        lines = [
+            _gated("m", f"m + c1 *. ({e} - m)", update_gate),
+            _gated("v", f"v + c2 *. ({e} *. {e} - v)", update_gate),
+            _gated("p", f"{kept} - lr *. ((m /. bc1) /. (sqrt(v /. bc2) + eps))", update_gate),
+        ]
+        body = [computation(line, **_used(line, names)) for line in lines]
+        parts.append(comment(f"adamw {p.label}", sequence(*gradient.parts, *body)))
+    return comment("adamw", sequence(*parts))
+
+
+UPDATERS: dict[str, Callable[..., Comp]] = {"sgd": sgd_update, "adamw": adamw_update}
+"""The optimizers by name."""

@@ -1,0 +1,303 @@
+"""Programs: trees of statements with named parts, and what solving them once gives.
+
+In: statements of tensors, strings and gradient rules. Out: ``Comp``, which routines are compiled from, and ``Solved``,
+a computation with the shape, precision and projection of everything it mentions. ``settle`` freezes these after a
+successful compile; nothing else here changes a node. No code is generated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeGuard
+
+from .dims import Shape
+from .literal_guard import check_literals
+from .node import HasNode, Node, SettledShape
+from .precision import Prec
+from .precision_reasons import Reason
+from .precision_solver import PrecisionSolution, settle, solve_precisions
+from .shapes.graph import owner_of_shape
+from .shapes.index import Projected
+from .shapes.projections import project
+from .shapes.solver import ShapeSolution, solve_shapes
+from .source import user_source
+from .statement_text import statement_text
+from .statements import Apply, Expr, Literal_, Stage, Statement
+from .tensor import ancestors
+
+Path: TypeAlias = tuple[str, ...]
+"""The labels of the named parts around a statement, outermost first."""
+
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comp:
+    """A computation: statements and parts in the order they run. Immutable; nothing runs until it is compiled.
+
+    ``label`` names the part in comments of the generated source, ``name`` is the routine's name unless ``compile`` is
+    given another. ``attributes`` are facts that step functions read off the routine (those of parts are merged upward
+    by ``sequence`` and ``comment``, the last one winning).
+    """
+
+    parts: tuple[Statement | Comp, ...] = ()
+    name: str = "computation"
+    label: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=lambda: _NO_ATTRIBUTES)
+
+    def statements(self) -> Iterator[tuple[Statement, Path]]:
+        """Yield each statement with the labels of the parts it is in."""
+        yield from self._walk(())
+
+    def _walk(self, path: Path) -> Iterator[tuple[Statement, Path]]:
+        if self.label:
+            path = (*path, self.label)
+        for part in self.parts:
+            if isinstance(part, Comp):
+                yield from part._walk(path)
+            else:
+                yield part, path
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes that statements write or read, in order of first mention."""
+        found: dict[Node, None] = {}
+        for statement, _ in self.statements():
+            found.setdefault(statement.target.node)
+            found.update(dict.fromkeys(statement.reads()))
+        return tuple(found)
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what makes two computations the same: the same statements over the same nodes, in order."""
+        return tuple((path, *_statement_key(statement)) for statement, path in self.statements())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.statements())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        lines = [f"computation {self.name}:"]
+        shown: Path = ()
+        for statement, path in self.statements():
+            if path != shown:
+                lines.append(f"  # {' / '.join(path)}" if path else "  #")
+                shown = path
+            lines.append(f"  {statement_text(statement)}")
+        return "\n".join(lines)
+
+
+def _statement_key(statement: Statement) -> tuple[Any, ...]:
+    scope, target = statement.scope, statement.target
+    return (
+        target.node,
+        target.rows,
+        _expr_key(statement.expr),
+        statement.op,
+        statement.reset,
+        statement.stage,
+        (scope.spec.operands, scope.spec.result, scope.spec.broadcast, scope.nodes, scope.result),
+        tuple(sorted(scope.sizes.items(), key=lambda item: item[0])),
+    )
+
+
+def _expr_key(expr: Expr) -> Any:
+    """A hashable twin of a tree that tells -0.0 from 0.0 and 1 from 1.0 and equates NaN with itself."""
+    match expr:
+        case Apply(op, args):
+            return (op, *map(_expr_key, args))
+        case Literal_(value):
+            return ("literal", type(value).__name__, repr(value))
+        case _:
+            return expr
+
+
+# -- building -----------------------------------------------------------------------------------------------------
+
+
+def sequence(*comps: Comp) -> Comp:
+    """Join computations: each runs after the one before it.
+
+    >>> import stagedtensor as st
+    >>> step = st.sequence(st.grad_update(loss), update)
+    """
+    for comp in comps:
+        _check(comp, "sequence")
+    if len(comps) == 1:
+        return comps[0]
+    names = list(dict.fromkeys(comp.name for comp in comps))
+    return Comp(comps, "_".join(names) if 0 < len(names) <= 3 else "sequence", attributes=_merged(comps))
+
+
+def comment(text: str, comp: Comp) -> Comp:
+    """Name a part; the name appears in the generated source above its kernels.
+
+    >>> import stagedtensor as st
+    >>> st.comment("momentum", st.computation("m =: beta *. m + p.grad", m=m, p=p, beta=0.9))
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise TypeError(f"comment: expected a non-empty text, got {text!r} ({user_source().quoted()})")
+    _check(comp, "comment")
+    return Comp((comp,), comp.name, " ".join(text.split()), comp.attributes)
+
+
+def _check(comp: Any, what: str) -> None:
+    if isinstance(comp, Comp):
+        return
+    advice = "; use st.forward(tensor) for a tensor's forward computation" if _has_node(comp) else ""
+    raise TypeError(f"{what}: expected a computation, got {type(comp).__name__} ({user_source().quoted()}){advice}")
+
+
+def _has_node(thing: Any) -> TypeGuard[HasNode]:
+    """``isinstance`` of the protocol would compute every property it has."""
+    return isinstance(getattr(thing, "node", None), Node)
+
+
+def _merged(comps: Sequence[Comp]) -> Mapping[str, Any]:
+    attributes: dict[str, Any] = {}
+    for comp in comps:
+        attributes.update(comp.attributes)
+    return MappingProxyType(attributes)
+
+
+def forward(*tensors: HasNode) -> Comp:
+    """Return the statements that compute ``tensors`` from terminals: depth-first post-order by operand slot.
+
+    What several tensors share is computed once. Terminals contribute nothing.
+    """
+    roots = []
+    for tensor in tensors:
+        if not _has_node(tensor):
+            raise TypeError(
+                f"forward: expected tensors, got {type(tensor).__name__} ({user_source().quoted()})"
+            )
+        roots.append(tensor.node)
+    made = [
+        statement
+        for node in ancestors(roots)
+        if node.record is not None
+        for statement in node.record.statements
+    ]
+    return Comp(tuple(made), "forward")
+
+
+def forward_of(tensors: Iterable[HasNode], *, stage: Stage, until: Iterable[Node] = ()) -> Comp:
+    """Return the forward statements of auxiliary tensors as part of another stage.
+
+    Nodes in ``until`` (and what they are computed from) are read as they stand.
+    """
+    made = [
+        replace(statement, stage=stage)
+        for node in ancestors([tensor.node for tensor in tensors], until=until)
+        if node.record is not None
+        for statement in node.record.statements
+    ]
+    return Comp(tuple(made), stage.value)
+
+
+def as_computation(comp: Comp | HasNode | Iterable[HasNode]) -> tuple[Comp, tuple[Node, ...]]:
+    """Return a computation and the nodes its caller wants to keep: a tensor, or several, mean their forward."""
+    if isinstance(comp, Comp):
+        return comp, ()
+    if _has_node(comp):
+        return forward(comp), (comp.node,)
+    if isinstance(comp, list | tuple) and comp and all(map(_has_node, comp)):
+        return forward(*comp), tuple(item.node for item in comp)
+    advice = ""
+    if isinstance(comp, list | tuple) and any(isinstance(item, Comp) for item in comp):
+        advice = "; join computations with st.sequence(a, b, ...)"
+    raise TypeError(
+        f"expected a computation, a tensor or a list of tensors, got {type(comp).__name__} "
+        f"({user_source().quoted()}){advice}"
+    )
+
+
+# -- solving ------------------------------------------------------------------------------------------------------
+
+
+def shapes_and_precisions(nodes: Iterable[Node]) -> tuple[ShapeSolution, PrecisionSolution]:
+    """Solve the connected component of ``nodes``; nothing is stored on them."""
+    wanted = tuple(nodes)
+    return solve_shapes(wanted), solve_precisions(wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A computation with everything that lowering and a context ask about it.
+
+    ``comments`` gives the path of the part each statement is in ("" for none), ``nodes`` what the statements mention
+    and what is kept.
+    """
+
+    name: str
+    statements: tuple[Statement, ...]
+    comments: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    keep: frozenset[Node]
+    shapes: ShapeSolution
+    precisions: PrecisionSolution
+    _parts: dict[Statement, tuple[Projected, ...]] = field(default_factory=dict)
+
+    def shape(self, node: Node) -> Shape:
+        """Return the shape of a node."""
+        return self.shapes.shape(node)
+
+    def prec(self, node: Node) -> Prec:
+        """Return the storage precision of a node."""
+        return self.precisions.prec(node)
+
+    def reason(self, node: Node) -> Reason:
+        """Return why a node has its precision."""
+        return self.precisions.reason(node)
+
+    def projected(self, statement: Statement) -> tuple[Projected, ...]:
+        """Return the statement over iterators: one part, or one per block of a concatenation, and fills."""
+        parts = self._parts.get(statement)
+        if parts is None:
+            parts = self._parts[statement] = project(statement, self.shapes)
+        return parts
+
+    def settle(self, routine: str | None = None) -> None:
+        """Freeze shapes and precisions of the nodes on behalf of a routine that compiled; settled ones stay."""
+        name, source = routine or self.name, user_source()
+        frozen = [(node, SettledShape(self.shape(node), name, source)) for node in self.nodes]
+        settle(self.precisions, self.nodes, name)
+        for node, shape in frozen:
+            for owner in (node, owner_of_shape(node)):
+                if owner.settled_shape is None:
+                    owner.settled_shape = shape
+
+
+def solve_program(
+    comp: Comp | HasNode | Iterable[HasNode], name: str | None = None, keep: Iterable[Node | HasNode] = ()
+) -> Solved:
+    """Solve shapes and precisions of ``comp`` and check its literals; settles nothing.
+
+    A tensor, or several, mean their forward computation with these tensors kept. Raises ShapeError, PrecisionError,
+    ConstantRangeError.
+    """
+    computation, wanted = as_computation(comp)
+    kept = dict.fromkeys((*wanted, *(item if isinstance(item, Node) else item.node for item in keep)))
+    pairs = list(computation.statements())
+    nodes = tuple(dict.fromkeys((*computation.nodes(), *sorted(kept, key=lambda node: node.number))))
+    scoped = dict.fromkeys(
+        node for statement, _ in pairs for node in (*statement.scope.nodes, statement.scope.result)
+    )
+    shapes, precisions = shapes_and_precisions(dict.fromkeys((*nodes, *scoped)))
+    check_literals(precisions, nodes)
+    pairs = [
+        (statement, path)
+        for statement, path in pairs
+        if not (statement.unless_narrow and precisions.prec(statement.target.node).is_narrow)
+    ]
+    return Solved(
+        name or computation.name,
+        tuple(statement for statement, _ in pairs),
+        tuple(" / ".join(path) for _, path in pairs),
+        nodes,
+        frozenset(kept),
+        shapes,
+        precisions,
+    )

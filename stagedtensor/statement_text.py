@@ -1,0 +1,154 @@
+"""Statements, trees and index specs as a user would write them.
+
+In: statements over nodes. Out: text for ``repr`` of computations, comments and error messages; nodes show by label.
+Nothing here is read back or decides anything.
+"""
+
+from __future__ import annotations
+
+from .dims import RowKind
+from .op_table import OPS
+from .specs import (
+    ALL_ROWS,
+    CONTRACTION,
+    Affine,
+    Any_,
+    AxisTerm,
+    Concat,
+    Gathered,
+    Name,
+    Position,
+    RowSpec,
+    ShapeSpec,
+    Sliced,
+    StaticIndex,
+)
+from .statements import (
+    Access,
+    Apply,
+    DimValue,
+    Expr,
+    IterValue,
+    LinearIndex,
+    Literal_,
+    Statement,
+    WriteOp,
+    accesses,
+)
+
+WRITE_SYMBOLS: dict[WriteOp, str] = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "max": "@^",
+    "min": "@-",
+    "argmax": "argmax",
+    "argmin": "argmin",
+}
+"""What follows ``=`` (accumulate) or ``=:`` (reset, then accumulate)."""
+
+_INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*.", 2), "div": ("/.", 2), "pow": ("**.", 4)}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+# -- index specs --------------------------------------------------------------------------------------------------
+
+
+def term_text(term: AxisTerm) -> str:
+    """Return an axis term as it is written in a spec (indices by data or by a static index in brackets)."""
+    match term:
+        case Name(name):
+            return name
+        case Position(position):
+            return str(position)
+        case Any_():
+            return "_"
+        case Affine(stride, over, dilation, kernel, padded):
+            first = f"{stride}*{over}" if stride != 1 else over
+            second = f"{dilation}*{kernel}" if dilation != 1 else kernel
+            return f"{first}{'=+' if padded else '+'}{second}"
+        case Concat(parts):
+            return "^".join(part.name if isinstance(part, Name) else str(part) for part in parts)
+        case Sliced(name, start, size, step):
+            stop = "" if size is None else str(start + size * step)
+            return f"{name}[{start}:{stop}{f':{step}' if step != 1 else ''}]"
+        case StaticIndex(name):
+            return f"[{name}]"
+        case Gathered(operand):
+            return f"[#{operand}]"
+    raise TypeError(f"{term!r} is no axis term")
+
+
+def variable_text(variable: str, kind: RowKind | None = None) -> str:
+    """Return a row variable; ``...`` where it is the one that stands for its own row."""
+    return "..." if variable == kind else f"..{variable}.."
+
+
+def rows_text(rows: ShapeSpec) -> str:
+    """Return one tensor's rows, ``...|i,k->j``; empty rows before the output row are left out."""
+    batch, input_, output = (_row_text(rows.row(kind), kind) for kind in _KINDS)
+    return f"{f'{batch}|' if batch else ''}{f'{input_}->' if input_ else ''}{output}"
+
+
+_KINDS: tuple[RowKind, RowKind, RowKind] = ("batch", "input", "output")
+
+
+def _row_text(row: RowSpec, kind: RowKind) -> str:
+    middle = [variable_text(row.variable, kind)] if row.variable is not None else []
+    return ",".join([*map(term_text, row.leading), *middle, *map(term_text, row.trailing)])
+
+
+# -- trees and statements -----------------------------------------------------------------------------------------
+
+
+def expr_text(expr: Expr, level: int = 0) -> str:
+    """Return a tree with ``*. /. **.`` for the pointwise products; ``level`` is the binding strength around it."""
+    match expr:
+        case Access(node):
+            return node.label
+        case Literal_(value):
+            return f"({value})" if level > 1 and not value >= 0 else str(value)
+        case DimValue(names):
+            return f"size({', '.join(names)})" if names else "1"
+        case IterValue(name):
+            return f"index({name})"
+        case LinearIndex():
+            return "cell"
+        case Apply(op, (argument,)) if op == "neg":
+            text, own = f"-{expr_text(argument, 3)}", 3
+        case Apply(op, (left, right)) if op in _INFIX:
+            symbol, own = _INFIX[op]
+            right_level = own if op == "pow" else own + 1
+            text = f"{expr_text(left, own + (op == 'pow'))} {symbol} {expr_text(right, right_level)}"
+        case Apply(op, (left, right)) if op in _COMPARISONS:
+            text, own = f"{expr_text(left, 1)} {_COMPARISONS[op]} {expr_text(right, 1)}", 0
+            return f"({text})" if level > 0 else text
+        case Apply(op, arguments):
+            if not arguments:
+                return op if op in OPS else f"{op}()"
+            return f"{op}({', '.join(map(expr_text, arguments))})"
+    return f"({text})" if level > own else text
+
+
+def write_text(op: WriteOp | None, reset: bool) -> str:
+    """Return the assignment operator: ``=:``, ``=+``, ``=:+`` ..."""
+    return "=:" if op is None else f"={':' if reset else ''}{WRITE_SYMBOLS[op]}"
+
+
+def statement_text(statement: Statement) -> str:
+    """Return a statement on one line; an index map follows as ``~logic`` unless all is pointwise.
+
+    ``h =:+ x * w``, ``m =: beta *. m + p.grad``, ``y =:+ x ~logic:"i,j=>i"``.
+    """
+    reads = tuple(accesses(statement.expr))
+    head = f"{statement.target.node.label} {write_text(statement.op, statement.reset)} "
+    rows = tuple(read.rows for read in reads)
+    if all(item == ALL_ROWS for item in (*rows, statement.target.rows)):
+        return head + expr_text(statement.expr)
+    if rows == CONTRACTION.operands and statement.target.rows == CONTRACTION.result:
+        match statement.expr:
+            case Apply("mul", (left, right)):
+                return f"{head}{expr_text(left, 3)} * {expr_text(right, 3)}"
+    logic = f"{'; '.join(map(rows_text, rows))} => {rows_text(statement.target.rows)}"
+    return f'{head}{expr_text(statement.expr)}  ~logic:"{logic}"'
