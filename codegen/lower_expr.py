@@ -22,7 +22,7 @@ from stagedtensor.errors import ConstantRangeError, InternalError
 from stagedtensor.node import Node, Role
 from stagedtensor.numerics import Numerics, compute_prec
 from stagedtensor.op_table import OPS
-from stagedtensor.precision import Prec, bool_, f32, f64, i64, join, precision, u8, u32, u64
+from stagedtensor.precision import Prec, bool_, f32, f64, i32, i64, join, precision, u8, u32, u64
 from stagedtensor.shapes import index as proj
 
 
@@ -261,7 +261,10 @@ class ExprLowering:
     def _comparison_type(self, expr: tree.Apply, context: Prec) -> Prec:
         precs = value_precs(expr, self.program.prec)
         if precs:
-            return self.compute(*precs)
+            own = self.compute(*precs)
+            positions = any(isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) for part in tree.walk(expr))
+            # A position may exceed what short integers hold: class 300 is not class 44 of u8.
+            return i32 if positions and not own.is_float and own.bits < 32 else own
         counts = (tree.IterValue, tree.LinearIndex, tree.DimValue, tree.Literal_)
         whole = all(
             isinstance(part, counts) and not isinstance(getattr(part, "value", 0), float)

@@ -20,6 +20,7 @@ from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
 from stagedtensor.codegen.passes.simplify import simplify
+from stagedtensor.codegen.schedule import schedule
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.codegen.verify import verify
@@ -77,8 +78,6 @@ def generate(
     report: Report | None = None,
 ) -> Module:
     """Compile ``program`` into scheduled kernels for ``target``; a bare name (``"reference"``) stands for no schedule."""
-    from stagedtensor.codegen.schedule import schedule
-
     if isinstance(target, str):
         return blocks(program, numerics, target, fusion=fusion, check=check, report=report)
     module = blocks(program, numerics, target.name, fusion=fusion, check=check, report=report)

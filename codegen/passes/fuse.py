@@ -10,6 +10,7 @@ forms, each only where every dependence joins equal points, and where the later 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from stagedtensor.codegen import loop_ir as ir
@@ -30,22 +31,31 @@ REACH = 64
 
 
 def fuse(module: ir.Module) -> ir.Module:
-    """Fuse the kernels of the module greedily, each into the latest earlier one that takes it."""
+    """Fuse the kernels of the module greedily, each with the latest earlier one that takes it."""
     groups: list[Item] = []
     readers = _readers(module)
     for kernel in module.kernels:
-        item = Item.of(block_of(kernel))
-        for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
-            merged = _merged(groups[position], item, readers)
-            if merged is not None:
-                groups[position] = Item.of(merged)
-                break
-            if conflict(groups[position].effects, item.effects):
-                groups.append(item)
-                break
-        else:
-            groups.append(item)
+        _add(groups, Item.of(block_of(kernel)), readers)
     return with_kernels(module, (kernel_of(item.block) for item in groups))
+
+
+def _add(groups: list[Item], item: Item, readers: dict[ir.Buffer, int]) -> None:
+    """Merge ``item`` into a group: up to its place, or where something between holds it back, the group down to the end."""
+    held_back = False
+    for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
+        group = groups[position]
+        sinks = held_back and not any(conflict(group.effects, later.effects) for later in groups[position + 1 :])
+        if not held_back or sinks:
+            merged = _merged(group, item, readers)
+            if merged is not None:
+                if held_back:
+                    del groups[position]
+                    groups.append(Item.of(merged))
+                else:
+                    groups[position] = Item.of(merged)
+                return
+        held_back = held_back or conflict(group.effects, item.effects)
+    groups.append(item)
 
 
 def _readers(module: ir.Module) -> dict[ir.Buffer, int]:
@@ -210,7 +220,7 @@ def _siblings(first: Item, second: Item) -> ir.Block | None:
 class _Replace(Rewriter):
     """Replaces loads of buffers by values (all of them at the one cell of the point)."""
 
-    def __init__(self, values: dict[ir.Buffer, ir.Expr]) -> None:
+    def __init__(self, values: Mapping[ir.Buffer, ir.Expr]) -> None:
         self.values = values
 
     def expr(self, expr: ir.Expr) -> ir.Expr:

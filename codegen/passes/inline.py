@@ -15,35 +15,34 @@ from dataclasses import replace
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, kernel_of, loads_of, with_kernels
-from stagedtensor.codegen.passes.place import Decision, Item, Mode, Report, decide, point_expressions, substitution
+from stagedtensor.codegen.passes.place import Item, Mode, Report, decide, is_view, point_expressions, substitution
 from stagedtensor.codegen.passes.simplify import simplify_block
 from stagedtensor.codegen.rewrite import Rewriter, substitute
 
 
 def inline(module: ir.Module, report: Report | None = None) -> ir.Module:
-    """Inline every virtual value of the module; ``report`` takes the decisions."""
+    """Inline every virtual value of the module; ``report`` takes the decisions.
+
+    Views go first: who reads a copy is then a reader of what was copied, and counts where that is placed.
+    """
     temporaries = frozenset(module.temporaries)
     items = [Item.of(block_of(kernel)) for kernel in module.kernels]
     removed: set[int] = set()
-    for position in range(len(items)):
-        target = items[position].block.stores[0].buffer
-        decision, uses = decide(items, position, temporaries)
-        if decision.mode is Mode.VIRTUAL:
-            for use in uses:
-                items[use] = Item.of(simplify_block(with_value(items[use].block, items[position].block)))
-            removed.add(position)
-            items[position] = Item.of(replace(items[position].block, stores=(), lets=()))
-        if report is not None and target in temporaries:
-            _record(report, target, decision)
+    for views in (True, False):
+        for position in range(len(items)):
+            if position in removed or (views and not is_view(items[position].block)):
+                continue
+            target = items[position].block.stores[0].buffer
+            decision, uses = decide(items, position, temporaries)
+            if decision.mode is Mode.VIRTUAL:
+                for use in uses:
+                    items[use] = Item.of(simplify_block(with_value(items[use].block, items[position].block)))
+                removed.add(position)
+                items[position] = Item.of(replace(items[position].block, stores=(), lets=()))
+            if report is not None and target in temporaries:
+                report.note(target, decision)
     kept = (kernel_of(item.block) for position, item in enumerate(items) if position not in removed)
     return with_kernels(module, kept)
-
-
-def _record(report: Report, target: ir.Buffer, decision: Decision) -> None:
-    """A buffer that any version needs is there for all of them to see."""
-    known = report.decisions.get(target)
-    if known is None or known.mode is not Mode.BUFFER:
-        report.decisions[target] = decision
 
 
 def with_value(reader: ir.Block, definition: ir.Block) -> ir.Block:

@@ -63,6 +63,12 @@ class Report:
 
     decisions: dict[ir.Buffer, Decision] = field(default_factory=dict)
 
+    def note(self, buffer: ir.Buffer, decision: Decision) -> None:
+        """Take a decision; a buffer that any version needs is there for all of them to see."""
+        known = self.decisions.get(buffer)
+        if known is None or decision.mode is Mode.BUFFER or known.mode is not Mode.BUFFER:
+            self.decisions[buffer] = decision
+
     def of_node(self, node: Node) -> Decision | None:
         """Return the decision for a node's buffer."""
         for buffer, decision in self.decisions.items():
@@ -108,8 +114,9 @@ def weigh(block: ir.Block) -> Weight:
 
 def is_view(block: ir.Block) -> bool:
     """Whether the block only hands on a constant, or another buffer's cells at indices that memory does not decide."""
-    (store,) = block.stores
-    value = store.value
+    if len(block.stores) != 1 or block.accumulators:
+        return False
+    value = block.stores[0].value
     while isinstance(value, ir.Cast) and contains(value.type, value.arg.type):
         value = value.arg
     if isinstance(value, ir.Const) or (isinstance(value, ir.Cast) and isinstance(value.arg, ir.Const)):
@@ -144,7 +151,7 @@ def decide(items: Sequence[Item], position: int, temporaries: frozenset[ir.Buffe
         return Decision(Mode.BUFFER, "materialized by request"), uses
     if asked is Placement.VIRTUAL:
         return Decision(Mode.VIRTUAL, "virtual by request"), uses
-    return _worth(items, block, uses), uses
+    return _worth(items, position, uses), uses
 
 
 def _not_virtual(block: ir.Block, target: ir.Buffer, temporaries: frozenset[ir.Buffer]) -> str:
@@ -217,7 +224,8 @@ def substitution(store: ir.Store, use: ir.Load) -> dict[ir.Symbol, ir.Expr]:
     }
 
 
-def _worth(items: Sequence[Item], block: ir.Block, uses: Sequence[int]) -> Decision:
+def _worth(items: Sequence[Item], position: int, uses: Sequence[int]) -> Decision:
+    block = items[position].block
     target = block.stores[0].buffer
     if not uses:
         return Decision(Mode.VIRTUAL, "nothing reads it")
@@ -234,9 +242,26 @@ def _worth(items: Sequence[Item], block: ir.Block, uses: Sequence[int]) -> Decis
             return Decision(Mode.BUFFER, f"{reader.name} would compute it again for every point of a larger domain")
     if len(uses) == 1:
         return Decision(Mode.VIRTUAL, f"a single reader, {items[uses[0]].block.name}")
+    if _finishes_reduction(items, position):
+        return Decision(Mode.BUFFER, f"{len(uses)} readers, and the reduction it is made of stores it at no cost")
     if weight.cheap:
         return Decision(Mode.VIRTUAL, f"cheap to compute again for {len(uses)} readers")
     return Decision(Mode.BUFFER, f"{len(uses)} readers, and not cheap to compute again")
+
+
+def _finishes_reduction(items: Sequence[Item], position: int) -> bool:
+    """Whether the block is the only reader of a reduction over the same data points: fusion makes it an epilogue."""
+    block = items[position].block
+    for buffer in items[position].effects.reads:
+        if sum(buffer in item.effects.read_set for item in items) != 1:
+            continue
+        for item in reversed(items[:position]):
+            if buffer in item.effects.write_set:
+                maker = item.block
+                if maker.accumulators and [i.extent for i in maker.data] == [i.extent for i in block.iterators]:
+                    return True
+                break
+    return False
 
 
 def _at_points(reader: ir.Block, target: ir.Buffer) -> bool:

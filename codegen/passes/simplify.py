@@ -171,18 +171,24 @@ def _cast(expr: ir.Cast) -> ir.Expr:
 
 
 def _moved_inwards(expr: ir.Cast) -> ir.Expr:
-    """bf16(relu(f32(bf16(x)))) is bf16(relu(x)): rounding keeps order and sign, and so does relu (neg, abs) its result."""
+    """bf16(relu(f32(bf16(x)))) is bf16(relu(x)): rounding keeps order and sign, and relu, neg, abs and where theirs."""
     outer = expr.arg
-    if not (isinstance(outer, ir.Apply) and outer.op in ("relu", "neg", "abs") and expr.type.is_float):
+    if not (isinstance(outer, ir.Apply) and outer.op in ("relu", "neg", "abs", "where") and expr.type.is_float):
         return expr
-    wide = outer.args[0]
-    if not (isinstance(wide, ir.Cast) and wide.type.is_float and isinstance(wide.arg, ir.Cast) and not wide.flush):
-        return expr
-    narrow = wide.arg
-    same = (narrow.type, narrow.saturate, narrow.flush) == (expr.type, expr.saturate, expr.flush)
-    if same and narrow.arg.type is wide.type and contains(wide.type, narrow.type):
-        return replace(expr, arg=replace(outer, args=(narrow.arg,)))
-    return expr
+    values = tuple(
+        _unrounded(arg, expr) if at not in OPS[outer.op].predicates else arg for at, arg in enumerate(outer.args)
+    )
+    return expr if values == outer.args else replace(expr, arg=replace(outer, args=values))
+
+
+def _unrounded(wide: ir.Expr, like: ir.Cast) -> ir.Expr:
+    """x where ``wide`` is x rounded just as ``like`` rounds and widened again."""
+    if isinstance(wide, ir.Cast) and isinstance(wide.arg, ir.Cast) and not wide.flush:
+        narrow = wide.arg
+        same = (narrow.type, narrow.saturate, narrow.flush) == (like.type, like.saturate, like.flush)
+        if same and narrow.arg.type is wide.type and contains(wide.type, narrow.type):
+            return narrow.arg
+    return wide
 
 
 def _identities(expr: ir.Apply) -> ir.Expr:
