@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from .dims import Shape
 from .literal_guard import check_literals
-from .node import HasNode, Node, SettledShape
+from .node import HasNode, Node, SettledShape, ancestors
 from .precision import Prec
 from .precision_reasons import Reason
 from .precision_solver import PrecisionSolution, settle, solve_precisions
@@ -25,7 +25,6 @@ from .shapes.solver import ShapeSolution, solve_shapes
 from .source import user_source
 from .statement_text import statement_text
 from .statements import Apply, Expr, Literal_, Stage, Statement
-from .tensor import ancestors
 
 Path: TypeAlias = tuple[str, ...]
 """The labels of the named parts around a statement, outermost first."""

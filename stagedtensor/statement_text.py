@@ -144,7 +144,8 @@ def statement_text(statement: Statement) -> str:
     reads = tuple(accesses(statement.expr))
     head = f"{statement.target.node.label} {write_text(statement.op, statement.reset)} "
     rows = tuple(read.rows for read in reads)
-    if all(item == ALL_ROWS for item in (*rows, statement.target.rows)):
+    scalar = not rows and statement.target.rows == ShapeSpec()
+    if scalar or all(item == ALL_ROWS for item in (*rows, statement.target.rows)):
         return head + expr_text(statement.expr)
     if rows == CONTRACTION.operands and statement.target.rows == CONTRACTION.result:
         match statement.expr:
