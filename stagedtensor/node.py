@@ -7,6 +7,7 @@ Solved facts (shape, precision) live in solutions, except ``settled``, which a s
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -163,3 +164,25 @@ class HasNode(Protocol):
     @property
     def params(self) -> tuple[Any, ...]:
         """The parameters it depends on, in construction order."""
+
+
+def ancestors(roots: Sequence[Node], *, until: Iterable[Node] = ()) -> list[Node]:
+    """Return the nodes that ``roots`` are computed from (roots included), depth-first post-order by operand slot.
+
+    Nodes in ``until`` are left out, with what only they are computed from.
+    """
+    order: list[Node] = []
+    seen: set[Node] = set(until)
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        if node.record is not None:
+            stack.extend((operand.node, False) for operand in reversed(node.record.operands) if operand.node not in seen)
+    return order

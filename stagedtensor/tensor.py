@@ -6,7 +6,7 @@ being. The hook stacks (parameter hooks of ``master_weights``, open composites, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
@@ -17,7 +17,7 @@ import numpy as np
 from .conversion import ingest
 from .dims import DeclaredAxis, DeclaredRow, DeclaredShape, Index, Shape
 from .errors import PrecisionError, ShapeError, StagedTensorError
-from .node import Node, Placement, Role, Specified
+from .node import Node, Placement, Role, Specified, ancestors
 from .op_table import OPS
 from .precision import Prec, precision, u4x32
 from .precision_solver import solve_precisions
@@ -243,28 +243,6 @@ def tensor_of(node: Node) -> Tensor:
     """Return the canonical tensor over ``node``."""
     existing: Tensor | None = node.tensor
     return existing if existing is not None else Tensor(node)
-
-
-def ancestors(roots: Sequence[Node], *, until: Iterable[Node] = ()) -> list[Node]:
-    """Return the nodes that ``roots`` are computed from (roots included), depth-first post-order by operand slot.
-
-    Nodes in ``until`` are left out, with what only they are computed from.
-    """
-    order: list[Node] = []
-    seen: set[Node] = set(until)
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        if node.record is not None:
-            stack.extend((operand.node, False) for operand in reversed(node.record.operands) if operand.node not in seen)
-    return order
 
 
 # -- lifting ------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stagedtensor.errors import GradientError
-from stagedtensor.node import Node, Role
+from stagedtensor.node import Node, Role, ancestors
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, Spec
 from stagedtensor.statements import Access, Expr, Literal_, Scope, Slot, Stage, Statement
-from stagedtensor.tensor import Tensor, ancestors
+from stagedtensor.tensor import Tensor
 
 from .structural import STRUCTURAL
 
