@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stagedtensor import precision as formats
 from stagedtensor.codegen.loop_ir import Block, Module
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.errors import ConstantRangeError
@@ -18,6 +17,7 @@ from stagedtensor.functions.indexing import concat, gather, one_hot, reshape, tr
 from stagedtensor.functions.pointwise import fma, relu, where
 from stagedtensor.functions.reductions import argmax, argmin, max_, mean, prod, sum_
 from stagedtensor.node import Node
+from stagedtensor.precision import f32
 from stagedtensor.session import Session
 from stagedtensor.specs import Affine, Name, RowSpec, ShapeSpec, Spec
 from stagedtensor.statements import Access, Apply, Literal_, Scope, Statement
@@ -329,7 +329,7 @@ def test_scatter_into_a_narrow_target_rounds_once() -> None:
     assert got[0].astype(float).reshape(-1).tolist() == [300.0, 0.0]
     module, _ = modules(program)
     scattering = [kernel for kernel in module.kernels if kernel.body[0].scatter]  # type: ignore[union-attr]
-    assert [kernel.body[0].stores[0].buffer.type for kernel in scattering] == [formats.f32]  # type: ignore[union-attr]
+    assert [kernel.body[0].stores[0].buffer.type for kernel in scattering] == [f32]  # type: ignore[union-attr]
 
 
 def test_a_target_read_elsewhere_goes_through_scratch() -> None:
