@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from stagedtensor.codegen.prelude.conversions import conversion as conversion
-from stagedtensor.codegen.prelude.conversions import conversion_sections
+from stagedtensor.codegen.prelude.conversions import conversion as conversion, conversion_sections
 from stagedtensor.codegen.prelude.sections import Section, written_sections
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, precision

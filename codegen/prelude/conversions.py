@@ -43,7 +43,7 @@ def _is_plain_cast(source: Prec, target: Prec) -> bool:
     if target is bool_:
         return False
     whole_source = source.is_integer or source is bool_
-    return (whole_source or source in _WIDE_FLOATS) and target in _WIDE_FLOATS or (whole_source and target.is_integer)
+    return ((whole_source or source in _WIDE_FLOATS) and target in _WIDE_FLOATS) or (whole_source and target.is_integer)
 
 
 def _to_f32(source: Prec) -> tuple[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from functools import wraps
 from types import MappingProxyType
 
 import numpy as np
+
 from stagedtensor.codegen.prelude import conversion, mirror_arithmetic, mirror_random, mirror_transcendental
 from stagedtensor.codegen.prelude.mirror_arithmetic import Array, Function
 from stagedtensor.conversion import convert

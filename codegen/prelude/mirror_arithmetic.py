@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 from stagedtensor.precision import FLOATS, INTEGERS, Prec, f32, f64
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -207,7 +208,7 @@ def flush(x: Array, prec: Prec) -> Array:
 
 def nonfinite(x: Array) -> Array:
     """Infinity for infinities and NaN, else +0."""
-    return np.where(np.isfinite(x), x.dtype.type(0), x.dtype.type(np.inf))
+    return np.asarray(np.where(np.isfinite(x), x.dtype.type(0), x.dtype.type(np.inf)))
 
 
 def functions() -> dict[str, Function]:

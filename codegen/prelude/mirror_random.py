@@ -7,6 +7,7 @@ struct of four; f32 or f64 numbers otherwise, the f32 ones with the bits of the 
 from __future__ import annotations
 
 import numpy as np
+
 from stagedtensor.codegen.prelude.mirror_arithmetic import F32, F64, Array, Function
 from stagedtensor.codegen.prelude.mirror_transcendental import (
     log_f32,

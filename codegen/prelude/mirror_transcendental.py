@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+
 from stagedtensor.codegen.prelude.mirror_arithmetic import (
     F32,
     F64,
@@ -24,7 +25,7 @@ from stagedtensor.codegen.prelude.mirror_arithmetic import (
 from stagedtensor.codegen.prelude.sections import two_over_pi_words
 
 
-def _f32(literal: str) -> Any:
+def _f32(literal: str) -> Any:  # a scalar, which numpy broadcasts like any array
     return F32(float.fromhex(literal))
 
 
@@ -44,7 +45,7 @@ def _horner_f64(x: Array, *coefficients: float) -> Array:
     return value
 
 
-_SHIFT = F32(12582912.0)
+_SHIFT = _f32("0x1.8p23")
 _LN2_HIGH, _LN2_LOW = _f32("0x1.62e43p-1"), _f32("-0x1.05c61p-29")
 _LOG2_E = _f32("0x1.715476p+0")
 

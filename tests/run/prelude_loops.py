@@ -32,7 +32,7 @@ FLAGS = (
     "-fno-trapping-math",
 )
 _SIGNATURE = re.compile(r"^ST_FN (\w+) (st_\w+)\(([^)]*)\) \{", re.MULTILINE)
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "double": np.dtype(np.float64),
     "float": np.dtype(np.float32),
     **{f"{sign}int{bits}_t": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -97,7 +97,7 @@ class Loops:
         """Apply the function; operands must have the parameters' dtypes (or the same width) and one common length."""
         signature = self.signatures[name]
         size = operands[0].size
-        result = np.empty(size, _DTYPES[signature.result])
+        result: Array = np.empty(size, _DTYPES[signature.result])
         pointers = []
         kept = []
         for operand, kind in zip(operands, signature.parameters, strict=True):
@@ -119,8 +119,10 @@ def raw(array: Array) -> Array:
 
 def nan_cells(array: Array) -> Array:
     """Tell which cells are NaN; none for integers."""
-    prec = precision(array.dtype)
-    return np.isnan(array.astype(np.float64)) if prec.is_float else np.zeros(array.shape, np.bool_)
+    if not precision(array.dtype).is_float:
+        return np.zeros(array.shape, np.bool_)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is no fault here
+        return np.isnan(array.astype(np.float64))
 
 
 def differing(left: Array, right: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from fractions import Fraction
@@ -351,7 +352,7 @@ def test_two_over_pi_words_overlap() -> None:
     words = two_over_pi_words()
     total = sum(Fraction(words[k], 2 ** (8 * k - 1)) for k in range(4, len(words), 4))
     assert abs(total - Fraction(2 / math.pi)) < Fraction(1, 2**53)
-    for near, far in zip(words, words[1:], strict=False):
+    for near, far in itertools.pairwise(words):
         assert near & 0xFFFFFF == far >> 8
 
 
