@@ -173,12 +173,24 @@ class Buffer:
 # -- expressions --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Const:
-    """A literal of a compute type (float value, int, or bool as 0/1)."""
+    """A literal of a compute type (float value, int, or bool as 0/1).
+
+    Equal are literals of one type and one value, by the bits: 0.0 and -0.0 differ, NaN equals itself.
+    """
 
     value: float | int
     type: Prec
+
+    def _key(self) -> str | float | int:
+        return float(self.value).hex() if self.type.is_float else self.value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self.type is other.type and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((self.type, self._key()))
 
 
 @dataclass(frozen=True)

@@ -150,3 +150,11 @@ def test_effects_reach_through_blocks_and_calls() -> None:
     body = everything()
     assert [buffer.name for buffer in buffers_read(body)] == ["x", "scratch"]
     assert [buffer.name for buffer in buffers_written(body)] == ["scratch", "y"]
+
+
+def test_literals_are_equal_by_their_bits() -> None:
+    assert Const(0.0, f32) != Const(-0.0, f32)
+    assert Const(float("nan"), f32) == Const(float("nan"), f32)
+    assert Const(1, f32) == Const(1.0, f32)
+    assert Const(1, i64) != Const(1.0, f32)
+    assert len({Const(2, i64), index(2), Const(0.0, f32), Const(-0.0, f32)}) == 3
