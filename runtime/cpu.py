@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stagedtensor.codegen.emit.c import CSource, emit_module
+from stagedtensor.codegen.loop_ir import Module
 from stagedtensor.codegen.pipeline import generate
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
@@ -26,6 +27,8 @@ from stagedtensor.runtime.target import Target, detect, target as target_by_name
 from stagedtensor.runtime.thread_pool import POOL_HEADER, ThreadPool
 
 _ALIGNMENT = 64
+_SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
+"""Work of a whole routine below which a second thread gains less than its barriers cost."""
 
 
 class CpuDevice:
@@ -106,7 +109,7 @@ class CpuDevice:
             reading.kernels(module, emitted),
             emitted.buffers,
             tuple(symbol.hint for symbol in emitted.scalars),
-            self._binder(library, emitted),
+            self._binder(library, emitted, limit=1 if _is_small(module) else 0),
             temporaries=reading.planned(emitted),
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
@@ -114,7 +117,9 @@ class CpuDevice:
             module=module,
         )
 
-    def _binder(self, library: ctypes.CDLL, emitted: CSource) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
+    def _binder(
+        self, library: ctypes.CDLL, emitted: CSource, limit: int
+    ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
         entry = ctypes.cast(getattr(library, emitted.entry), ctypes.c_void_p).value
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
@@ -123,7 +128,7 @@ class CpuDevice:
             frame = (ctypes.c_void_p * len(addresses))(*addresses)
             assert entry is not None
             # the launch holds what its raw addresses point into
-            bound = self.pool.bind(entry, ctypes.addressof(frame), scalars.ctypes.data)
+            bound = self.pool.bind(entry, ctypes.addressof(frame), scalars.ctypes.data, limit)
             launch = _Launch(bound)
             launch.owns = (library, frame, arena, scalars, buffers)
             return launch
@@ -158,6 +163,12 @@ def aligned(nbytes: int) -> Array:
     raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + nbytes]
+
+
+def _is_small(module: Module) -> bool:
+    flops = sum(kernel.cost.flops for kernel in module.kernels)
+    nbytes = sum(kernel.cost.nbytes for kernel in module.kernels)
+    return flops < _SERIAL_FLOPS and nbytes < _SERIAL_BYTES
 
 
 def _runnable(target: Target) -> Target:
