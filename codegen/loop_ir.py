@@ -34,13 +34,18 @@ at emission only, so no pass can capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
+from stagedtensor.codegen.layout import (
+    ROW_MAJOR as ROW_MAJOR,
+    Layout as Layout,
+    Pad as Pad,
+    Reorder as Reorder,
+    Split as Split,
+)
 from stagedtensor.precision import Prec, i64
-
-Index = TypeVar("Index")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,86 +62,6 @@ class Symbol:
 # -- buffers ------------------------------------------------------------------------------------------------------
 
 Space: TypeAlias = Literal["register", "local", "shared", "global"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Layout step: axis -> (axis // factor, axis % factor)."""
-
-    axis: int
-    factor: int
-
-
-@dataclass(frozen=True)
-class Reorder:
-    """Layout step: memory axes in the order given."""
-
-    order: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Pad:
-    """Layout step: the axis grows to a multiple; cells beyond the logical extent hold ``fill``."""
-
-    axis: int
-    multiple: int
-    fill: float = 0.0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How logical indices map to memory: row-major after the steps. No steps: plain row-major."""
-
-    steps: tuple[Split | Reorder | Pad, ...] = ()
-
-    def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the memory shape of a buffer of logical ``shape``."""
-        for step in self.steps:
-            if isinstance(step, Split):
-                size = shape[step.axis]
-                outer = -(-size // step.factor)
-                shape = (*shape[: step.axis], outer, step.factor, *shape[step.axis + 1 :])
-            elif isinstance(step, Reorder):
-                shape = tuple(shape[axis] for axis in step.order)
-            else:
-                size = shape[step.axis]
-                padded = -(-size // step.multiple) * step.multiple
-                shape = (*shape[: step.axis], padded, *shape[step.axis + 1 :])
-        return shape
-
-    def addressable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the extents that logical indices may reach: ``shape`` grown by what pads and uneven splits add."""
-        extents = list(shape)
-        # Per memory axis: which logical axis it leads (so that its growth is growth of that axis) and in what unit.
-        leads: list[tuple[int, int] | None] = [(axis, 1) for axis in range(len(shape))]
-        memory = shape
-        for step in self.steps:
-            if isinstance(step, Reorder):
-                leads = [leads[axis] for axis in step.order]
-            memory = Layout((step,)).physical_shape(memory)
-            if isinstance(step, Split):
-                lead = leads[step.axis]
-                leads[step.axis : step.axis + 1] = [lead and (lead[0], lead[1] * step.factor), None]
-            if not isinstance(step, Reorder):
-                lead = leads[step.axis]
-                if lead is not None:
-                    extents[lead[0]] = memory[step.axis] * lead[1]
-        return tuple(extents)
-
-    def memory_indices(
-        self, indices: tuple[Index, ...], split: Callable[[Index, int], tuple[Index, Index]]
-    ) -> tuple[Index, ...]:
-        """Map logical indices to memory axes; ``split(index, factor)`` gives quotient and remainder."""
-        for step in self.steps:
-            if isinstance(step, Split):
-                parts = split(indices[step.axis], step.factor)
-                indices = (*indices[: step.axis], *parts, *indices[step.axis + 1 :])
-            elif isinstance(step, Reorder):
-                indices = tuple(indices[axis] for axis in step.order)
-        return indices
-
-
-ROW_MAJOR = Layout()
 
 
 @dataclass(frozen=True, eq=False)
