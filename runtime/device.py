@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from stagedtensor.codegen.loop_ir import Buffer, Module
-from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
+
+if TYPE_CHECKING:  # the protocol speaks of them; only a device loads them
+    from stagedtensor.codegen.loop_ir import Buffer, Module
+    from stagedtensor.codegen.solved import SolvedProgram
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,8 @@
-"""Which device a name means, and what is missing where it cannot be opened."""
+"""Which device a name means, and what is missing where it cannot be opened.
+
+A device's modules, and with them the compiler of this package, are loaded when the first device of its kind is opened:
+``import stagedtensor`` stays quick.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,7 @@ import re
 from pathlib import Path
 
 from stagedtensor.errors import ContextError
-from stagedtensor.runtime.cpu import CpuDevice
 from stagedtensor.runtime.device import Device
-from stagedtensor.runtime.reference import ReferenceDevice
 
 NAMES = ("auto", "cpu", "reference")
 
@@ -20,8 +22,12 @@ def open_device(
     if not isinstance(name, str):
         raise TypeError(f"a device is a name such as 'cpu', not {name!r}")
     if name in ("auto", "cpu"):
+        from stagedtensor.runtime.cpu import CpuDevice
+
         return CpuDevice(cache_dir=cache_dir, threads=threads, target=target)
     if name == "reference":
+        from stagedtensor.runtime.reference import ReferenceDevice
+
         return ReferenceDevice()
     if re.fullmatch(r"cuda(:\d+)?|cuda-emulated", name):
         raise ContextError(
