@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 from stagedtensor.dims import MEMORY_ORDER, Axis, DynamicDim
 from stagedtensor.errors import InternalError
@@ -19,9 +18,7 @@ from stagedtensor.op_table import REDUCTIONS
 from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Gathered, Name, Position, ShapeSpec, Sliced, StaticIndex
 from stagedtensor.statements import (
     Access,
-    Apply,
     DimValue,
-    Expr,
     IterValue,
     LinearIndex,
     Literal_,
@@ -32,6 +29,7 @@ from stagedtensor.statements import (
 )
 
 from .axes import AxisUse, VariableAxis, axis_extent, axis_uses
+from .blocks import Choice, choices_of, concats_of, inactive_names, plain_names, prune
 from .equations import flat_partner, term_names
 from .index import (
     DimProduct,
@@ -77,9 +75,6 @@ __all__ = [
 Key = tuple[str, str | int, int]
 """One iterator of a scope: ("name", name, 0), ("row", variable, place from the right), ("any", key, 0), ("axis", n, 0)."""
 
-Choice = dict[Concat, int]
-"""The block taken of each concatenation."""
-
 
 def project(statement: Statement, solution: ShapeSolution) -> tuple[Projected, ...]:
     """Return the parts of ``statement`` in the order they must run.
@@ -90,16 +85,16 @@ def project(statement: Statement, solution: ShapeSolution) -> tuple[Projected, .
         return (_fill_all(statement, solution),)
     parts: list[Projected] = []
     written: set[tuple[int, ...]] = set()
-    in_target = _concats(statement.target.rows)
-    for choice in _choices(statement):
+    in_target = concats_of(statement.target.rows)
+    for choice in choices_of(statement):
         block = tuple(choice[term] for term in in_target)
         if any(isinstance(term.parts[choice[term]], int) for term in in_target):
             if _defines(statement):
                 parts.append(_fill_block(statement, solution, choice))
             continue
-        inactive = _inactive_names(choice)
-        expr = _prune(statement.expr, choice, inactive)
-        if expr is None or inactive & _plain_names(statement.target.rows):
+        inactive = inactive_names(choice)
+        expr = prune(statement.expr, choice, inactive)
+        if expr is None or inactive & plain_names(statement.target.rows):
             continue
         part = statement if expr is statement.expr else replace(statement, expr=expr)
         if block in written and part.op is not None:
@@ -126,60 +121,6 @@ def _without_reset(part: Projected) -> Projected:
     if part.statement.op is None or not part.statement.reset:
         return part
     return replace(part, statement=replace(part.statement, reset=False))
-
-
-# -- concatenation ------------------------------------------------------------------------------------------------
-
-
-def _concats(rows: ShapeSpec) -> tuple[Concat, ...]:
-    terms = (term for kind in MEMORY_ORDER for term in rows.row(kind).terms)
-    return tuple(dict.fromkeys(term for term in terms if isinstance(term, Concat)))
-
-
-def _choices(statement: Statement) -> Iterator[Choice]:
-    """Yield the consistent choices of one block per concatenation, in spec order."""
-    tensors = [statement.target, *accesses(statement.expr)]
-    terms = tuple(dict.fromkeys(term for access in tensors for term in _concats(access.rows)))
-    for places in product(*(range(len(term.parts)) for term in terms)):
-        choice = dict(zip(terms, places, strict=True))
-        chosen = {part.name for term, place in choice.items() if isinstance(part := term.parts[place], Name)}
-        if not chosen & _inactive_names(choice):
-            yield choice
-
-
-def _inactive_names(choice: Choice) -> set[str]:
-    return {
-        part.name
-        for term, chosen in choice.items()
-        for place, part in enumerate(term.parts)
-        if place != chosen and isinstance(part, Name)
-    }
-
-
-def _plain_names(rows: ShapeSpec) -> set[str]:
-    """Return the names of a tensor's terms outside concatenations."""
-    terms = [term for kind in MEMORY_ORDER for term in rows.row(kind).terms]
-    return {name for term in terms if not isinstance(term, Concat) for name in term_names(term)}
-
-
-def _prune(expr: Expr, choice: Choice, inactive: set[str]) -> Expr | None:
-    """Drop what is not in the chosen blocks; None if nothing is left."""
-    match expr:
-        case Access(rows=rows):
-            unnamed = any(isinstance(term.parts[choice[term]], int) for term in _concats(rows))
-            return None if unnamed or inactive & _plain_names(rows) else expr
-        case IterValue(name):
-            return None if name in inactive else expr
-        case Apply(op, args):
-            pruned = [_prune(arg, choice, inactive) for arg in args]
-            left = [arg for arg in pruned if arg is not None]
-            if len(left) == len(args):
-                same = all(new is old for new, old in zip(left, args, strict=True))
-                return expr if same else Apply(op, tuple(left))
-            alone = len(args) == 2 and len(left) == 1 and any(True for _ in accesses(left[0]))
-            return left[0] if alone else None
-        case _:
-            return expr
 
 
 # -- fills --------------------------------------------------------------------------------------------------------
