@@ -6,6 +6,7 @@ expressions once shapes are known. Nothing here knows precisions or generates co
 
 from __future__ import annotations
 
-from .solver import ScopeShapes, ShapeSolution, solve_shapes
+from .solution import ScopeShapes, ShapeSolution
+from .solver import solve_shapes
 
 __all__ = ["ScopeShapes", "ShapeSolution", "solve_shapes"]

@@ -13,7 +13,7 @@ from stagedtensor.specs import AxisTerm
 from stagedtensor.statements import Access
 
 from .index import Extent
-from .solver import ShapeSolution
+from .solution import ShapeSolution
 
 
 @dataclass(frozen=True)

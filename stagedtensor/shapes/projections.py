@@ -54,7 +54,7 @@ from .index import (
     split_row_major,
 )
 from .sizes import padding, slice_bounds
-from .solver import ShapeSolution
+from .solution import ShapeSolution
 
 __all__ = [
     "DimProduct",

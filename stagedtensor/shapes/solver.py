@@ -9,7 +9,6 @@ before sizes. A parameter left undetermined is an error, anything else is empty 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from stagedtensor.dims import MEMORY_ORDER, PRINT_ORDER, Axis, CapturedDim, DynamicDim, RowKind, Shape, Size
 from stagedtensor.errors import InternalError, ShapeError
@@ -21,83 +20,9 @@ from .constraints import Constraint, DimUse, RowSplit, RowUse
 from .equations import ScopeEquations, ScopeVariables
 from .graph import Component, component, owner_of_shape
 from .rows import Dim, Extent, Reason, Row, Unknowns, Where
+from .solution import ScopeShapes, ShapeSolution, sized_axis
 
-
-@dataclass(frozen=True)
-class ScopeShapes:
-    """The solved variables of one scope: extents by name, by row variable (left to right) and by anonymous key."""
-
-    names: dict[str, Extent]
-    rows: dict[str, tuple[Extent, ...]]
-    anonymous: dict[int, Extent]
-
-
-class ShapeSolution:
-    """The solved shapes of one connected component."""
-
-    def __init__(
-        self,
-        shapes: dict[Node, Shape],
-        captures: dict[int, Extent],
-        origins: dict[Node, tuple[Source, ...]],
-        scopes: dict[Scope, ScopeShapes],
-        undetermined: ShapeError | None = None,
-    ) -> None:
-        self._shapes = shapes
-        self._captures = captures
-        self._origins = origins
-        self._scopes = scopes
-        self._undetermined = undetermined
-
-    def shape(self, node: Node) -> Shape:
-        """Return the shape of a node; a gradient has its value's, an optimizer state its parameter's.
-
-        A terminal outside the solved graph answers too if every axis of it was declared with its size.
-        """
-        owner = owner_of_shape(node)
-        found = self._shapes.get(owner) or _declared_shape(owner)
-        if found is None:
-            if self._undetermined is not None:
-                raise self._undetermined
-            raise InternalError(f"{node!r} is not in the graph that was solved for shapes")
-        return found
-
-    def __contains__(self, node: Node) -> bool:
-        return owner_of_shape(node) in self._shapes
-
-    def capture(self, key: int) -> Extent:
-        """Return the size captured under ``key``."""
-        if key not in self._captures:
-            raise InternalError(f"captured size {key} is not in the graph that was solved for shapes")
-        return self._captures[key]
-
-    def origin(self, node: Node) -> tuple[Source, ...]:
-        """Return the user's lines that decided a node's shape, the node's own first."""
-        return self._origins[owner_of_shape(node)]
-
-    def scope(self, scope: Scope) -> ScopeShapes:
-        """Return the extents of a scope's iterators; a scope that no node records is solved on the fly.
-
-        Its nodes must be in the solution, or terminals whose declared shape is complete.
-        """
-        found = self._scopes.get(scope)
-        if found is None:
-            found = self._scopes[scope] = self._solve_scope(scope)
-        return found
-
-    def _solve_scope(self, scope: Scope) -> ScopeShapes:
-        solver = _Solver(Component((), (), frozenset()))
-        for node in dict.fromkeys(owner_of_shape(node) for node in (*scope.nodes, scope.result)):
-            if node in self._shapes:
-                solver.fix(node, self._shapes[node], Reason(f"shape of {node.label!r}", node.source))
-            else:
-                solver.declare(node)
-        for key, extent in self._captures.items():
-            dim = solver.captured(key)
-            dim.root.extent = extent
-        solver.add_scope(scope)
-        solver.solve()
-        return solver.scope_shapes(scope)
+__all__ = ["ScopeShapes", "ShapeSolution", "solve_shapes"]
 
 
 def solve_shapes(nodes: Iterable[Node], *, partial: bool = False) -> ShapeSolution:
@@ -111,6 +36,21 @@ def solve_shapes(nodes: Iterable[Node], *, partial: bool = False) -> ShapeSoluti
     solver.build()
     solver.solve()
     return solver.solution()
+
+
+def _solve_scope(scope: Scope, solution: ShapeSolution) -> ScopeShapes:
+    """Solve one more scope over nodes whose shapes are known."""
+    solver = _Solver(Component((), (), frozenset()))
+    for node in dict.fromkeys(owner_of_shape(node) for node in (*scope.nodes, scope.result)):
+        if node in solution:
+            solver.fix(node, solution.shape(node), Reason(f"shape of {node.label!r}", node.source))
+        else:
+            solver.declare(node)
+    for key, extent in solution.captures().items():
+        solver.captured(key).extent = extent
+    solver.add_scope(scope)
+    solver.solve()
+    return solver.scope_shapes(scope)
 
 
 class _Solver:
@@ -457,7 +397,7 @@ class _Solver:
             for scope, found in self.variables.items()
             if _is_known(*found.rows.values(), Row((*found.names.values(), *found.anonymous.values())))
         }
-        return ShapeSolution(shapes, captures, origins, scopes, self.undetermined)
+        return ShapeSolution(shapes, captures, origins, scopes, _solve_scope, self.undetermined)
 
 
 def _meet_of_ranks(uses: Sequence[RowUse], complete: bool) -> int | None:
@@ -479,28 +419,6 @@ def _is_known(*rows: Row) -> bool:
     return all(row.root.dims is not None and all(dim.root.extent is not None for dim in row.root.dims) for row in rows)
 
 
-def _declared_shape(node: Node) -> Shape | None:
-    if node.settled_shape is not None:
-        return node.settled_shape.shape
-    if node.declared is None:
-        return None
-    rows: dict[RowKind, tuple[Axis, ...]] = {}
-    for kind in MEMORY_ORDER:
-        declared = node.declared.row(kind)
-        if declared.open or any(not isinstance(axis.size, (int, DynamicDim)) for axis in declared.axes):
-            return None
-        rows[kind] = tuple(_sized_axis(axis.size, axis.label) for axis in declared.axes)
-    return Shape(**rows)
-
-
-def _sized_axis(size: Size, label: str | None) -> Axis:
-    if isinstance(size, DynamicDim):
-        return Axis(size.max, label, size)
-    if isinstance(size, int):
-        return Axis(size, label)
-    raise InternalError(f"{size!r} is not a size that is known as declared")
-
-
 def _extent(dim: Dim) -> Extent:
     extent = dim.root.extent
     if extent is None:
@@ -509,4 +427,4 @@ def _extent(dim: Dim) -> Extent:
 
 
 def _axis(dim: Dim) -> Axis:
-    return _sized_axis(_extent(dim), dim.root.label)
+    return sized_axis(_extent(dim), dim.root.label)

@@ -22,7 +22,7 @@ from stagedtensor.shapes.projections import (
     Projected,
     project,
 )
-from stagedtensor.shapes.solver import ShapeSolution
+from stagedtensor.shapes.solution import ShapeSolution
 from stagedtensor.statements import Access, Apply, DimValue, Expr, IterValue, LinearIndex, Literal_, Statement
 
 Arrays = dict[Node, Any]

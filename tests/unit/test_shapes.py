@@ -222,9 +222,11 @@ def test_result_does_not_depend_on_construction_order() -> None:
         for name in ("b", "w") if bias_first else ("w", "b"):
             nodes[name] = param(name)
         x, z = data("x", [2], (), [5]), data("z", [2], (), [3, 4])
-        uses = [lambda: matmul(nodes["w"], x), lambda: point("add", nodes["b"], z)]
-        made = [use() for use in (reversed(uses) if bias_first else uses)]
-        wx = made[1] if bias_first else made[0]
+        if bias_first:
+            point("add", nodes["b"], z)
+        wx = matmul(nodes["w"], x)
+        if not bias_first:
+            point("add", z, nodes["b"])
         y = point("add", nodes["b"], wx) if bias_first else point("add", wx, nodes["b"])
         solution = solve_shapes([y])
         return [str(solution.shape(node)) for node in (nodes["w"], nodes["b"], y)]
