@@ -21,7 +21,8 @@ from .precision_solver import PrecisionSolution, settle, solve_precisions
 from .shapes.graph import owner_of_shape
 from .shapes.index import Projected
 from .shapes.projections import project
-from .shapes.solver import ShapeSolution, solve_shapes
+from .shapes.solution import ShapeSolution
+from .shapes.solver import solve_shapes
 from .source import user_source
 from .statement_text import statement_text
 from .statements import Apply, Expr, Literal_, Stage, Statement

@@ -151,5 +151,5 @@ def statement_text(statement: Statement) -> str:
         match statement.expr:
             case Apply("mul", (left, right)):
                 return f"{head}{expr_text(left, 3)} * {expr_text(right, 3)}"
-    logic = f"{'; '.join(map(rows_text, rows))} => {rows_text(statement.target.rows)}"
+    logic = f"{'; '.join(map(rows_text, rows))} => {rows_text(statement.target.rows)}".strip()
     return f'{head}{expr_text(statement.expr)}  ~logic:"{logic}"'

@@ -68,10 +68,13 @@ class _Shape:
             yield from self.rows.get(kind, ())
 
 
-def parse_spec(text: str, n_operands: int | None = None, *, sized: Sequence[str] = ()) -> Spec:
+def parse_spec(
+    text: str, n_operands: int | None = None, *, sized: Sequence[str] = (), result_exists: bool = False
+) -> Spec:
     """Parse an index spec for ``n_operands`` operands (None: any number).
 
-    ``sized`` names axes whose sizes are given apart from the operands; only such an axis may be in the result alone.
+    ``sized`` names axes whose sizes are given apart from the operands; only such an axis may be in the result alone,
+    unless the result is a tensor that exists (``result_exists``, an assignment).
     A spec without ``=>`` is NumPy's: ``"bij,bjk->bik"``, or ``"ij,jk"`` with the result NumPy derives; its tensors
     have output rows only and ``...`` broadcasts.
 
@@ -85,20 +88,20 @@ def parse_spec(text: str, n_operands: int | None = None, *, sized: Sequence[str]
     """
     if not isinstance(text, str):
         raise TypeError(f'an {WHAT} is a string such as "ij;jk=>ik", not {text!r}')
-    return _parse_cached(text, n_operands, frozenset(sized))
+    return _parse_cached(text, n_operands, frozenset(sized), result_exists)
 
 
 @lru_cache(maxsize=512)
-def _parse_cached(text: str, n_operands: int | None, sized: frozenset[str]) -> Spec:
+def _parse_cached(text: str, n_operands: int | None, sized: frozenset[str], result_exists: bool) -> Spec:
     if "=>" not in text:
-        return _numpy_spec(text, n_operands, sized)
+        return _numpy_spec(text, n_operands, sized, result_exists)
     names = any(mark in text for mark in ",*+^")
     tree = parse("einsum", "name_spec" if names else "letter_spec", text, what=WHAT, words=_WORDS, advice=_advice)
     reader = _Reader(text)
     shapes = [reader.shape(part) for part in tree.children if not is_token(part)]  # type: ignore[arg-type]
     operands, result = shapes[:-1], shapes[-1]
     _check_count(text, operands, n_operands)
-    _check_result(text, operands, result, sized)
+    _check_result(text, operands, result, sized, result_exists)
     _check_concats(text, operands, result)
     return Spec(tuple(map(_shape_spec, operands)), _shape_spec(result), text=text)
 
@@ -239,7 +242,9 @@ def _check_count(text: str, operands: Sequence[_Shape], n_operands: int | None) 
     )
 
 
-def _check_result(text: str, operands: Sequence[_Shape], result: _Shape, sized: frozenset[str]) -> None:
+def _check_result(
+    text: str, operands: Sequence[_Shape], result: _Shape, sized: frozenset[str], result_exists: bool
+) -> None:
     names = {
         name: None for shape in operands for item in shape.items() if not isinstance(item.term, str)
         for name in term_names(item.term)
@@ -254,6 +259,8 @@ def _check_result(text: str, operands: Sequence[_Shape], result: _Shape, sized: 
                     text, item.offset, f"the result has {key!r} twice", what=WHAT, expected="each index of the result once"
                 )
             seen.add(key)
+        if result_exists:
+            continue
         if isinstance(item.term, str):
             if item.term not in variables:
                 raise spec_error(
@@ -316,7 +323,7 @@ def _plain_names(shape: _Shape) -> set[str]:
 # -- NumPy's form -------------------------------------------------------------------------------------------------
 
 
-def _numpy_spec(text: str, n_operands: int | None, sized: frozenset[str]) -> Spec:
+def _numpy_spec(text: str, n_operands: int | None, sized: frozenset[str], result_exists: bool) -> Spec:
     for mark in ";|":
         if mark in text:
             raise spec_error(
@@ -346,7 +353,7 @@ def _numpy_spec(text: str, n_operands: int | None, sized: frozenset[str]) -> Spe
     _check_count(text, operands, n_operands)
     if result is None:
         result = _implicit_result(operands)
-    _check_result(text, operands, result, sized)
+    _check_result(text, operands, result, sized, result_exists)
     ellipsis = any(isinstance(item.term, str) for shape in operands for item in shape.items())
     return Spec(tuple(map(_shape_spec, operands)), _shape_spec(result), broadcast=ellipsis, text=text)
 
