@@ -118,7 +118,7 @@ class Tensor:
     @property
     def shape(self) -> Shape:
         """The shape as everything built so far determines it, printed as ``32 | 784 -> 10``."""
-        return solve_shapes([self.node]).shape(self.node)
+        return solve_shapes([self.node], partial=True).shape(self.node)
 
     @property
     def precision(self) -> Prec:

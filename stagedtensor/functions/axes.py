@@ -34,7 +34,7 @@ class Axes:
 
 def solved_shape(x: Tensor) -> Shape:
     """Return the shape of ``x`` as far as everything built so far determines it."""
-    return solve_shapes([x.node]).shape(x.node)
+    return solve_shapes([x.node], partial=True).shape(x.node)
 
 
 def axes_of(x: Tensor, axis: Any, *, keepdims: bool = False, what: str = "reduction") -> Axes:
