@@ -6,9 +6,10 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import errors, losses
+from . import errors, losses, schedules, train
 from .composite import composite
 from .explain import explain, explanation, why
+from .functions.einsum import einsum
 from .functions.indexing import concat, gather, narrow, one_hot, permute, reshape, transpose
 from .functions.normalised import layer_norm, log_softmax, logsumexp, rms_norm, softmax
 from .functions.pointwise import (
@@ -58,6 +59,7 @@ from .functions.reductions import (
     var,
 )
 from .initializers import Initializer
+from .loss_scaler import LossScaler
 from .losses import cross_entropy, mae, mse
 from .numerics import Numerics
 from .policy import KEEP_F32, PrecisionPolicy
@@ -84,6 +86,10 @@ from .precision import (
 )
 from .precision_requests import specify
 from .predicates import is_float, is_grad, is_integer, is_narrow, label, op_kind
+from .program import Comp, comment, forward, sequence
+from .runtime.context import Context
+from .runtime.routine import Routine
+from .schedules import LrSchedule, lr_at, scheduled_learning_rate
 from .session import Session
 from .tensor import Tensor, cast, cast as convert, place
 from .terminals import (
@@ -99,13 +105,28 @@ from .terminals import (
     uniform,
     xavier,
 )
+from .train import (
+    GradClip,
+    clip_by_global_norm,
+    grad_checksum,
+    grad_update,
+    loss_accumulator,
+    trainable_params,
+    zero_param_grads,
+)
 
 __all__ = [
     "KEEP_F32",
+    "Comp",
+    "Context",
+    "GradClip",
     "Initializer",
+    "LossScaler",
+    "LrSchedule",
     "Numerics",
     "Prec",
     "PrecisionPolicy",
+    "Routine",
     "Session",
     "Tensor",
     "abs",
@@ -116,6 +137,8 @@ __all__ = [
     "cast",
     "ceil",
     "clamp",
+    "clip_by_global_norm",
+    "comment",
     "composite",
     "concat",
     "constant",
@@ -123,6 +146,7 @@ __all__ = [
     "cos",
     "cross_entropy",
     "dynamic",
+    "einsum",
     "erf",
     "errors",
     "exp",
@@ -136,8 +160,11 @@ __all__ = [
     "f64",
     "floor",
     "fma",
+    "forward",
     "gather",
     "gelu",
+    "grad_checksum",
+    "grad_update",
     "host_scalar",
     "i8",
     "i16",
@@ -160,7 +187,9 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logsumexp",
+    "loss_accumulator",
     "losses",
+    "lr_at",
     "mae",
     "max",
     "maximum",
@@ -187,6 +216,9 @@ __all__ = [
     "rms_norm",
     "round",
     "rsqrt",
+    "scheduled_learning_rate",
+    "schedules",
+    "sequence",
     "sigmoid",
     "sign",
     "silu",
@@ -198,6 +230,8 @@ __all__ = [
     "stop_gradient",
     "sum",
     "tanh",
+    "train",
+    "trainable_params",
     "transpose",
     "trunc",
     "u4x32",
@@ -210,6 +244,5 @@ __all__ = [
     "where",
     "why",
     "xavier",
+    "zero_param_grads",
 ]
-
-__version__ = "0.1.0"
