@@ -184,7 +184,7 @@ def _divided(expr: Apply, bounds: Bounds) -> Affine:
     # What the divisor divides leaves the quotient whole and the remainder untouched.
     whole = Affine(tuple(term for term in inner.terms if term[1] % divisor == 0))
     rest = Affine(tuple(term for term in inner.terms if term[1] % divisor), inner.constant)
-    if not rest.terms and rest.constant % divisor == 0 or _stays_below(rest, divisor, bounds):
+    if (not rest.terms and rest.constant % divisor == 0) or _stays_below(rest, divisor, bounds):
         if expr.op == "mod":
             return rest if rest.terms else Affine((), rest.constant % divisor)
         quotient = tuple((atom, factor // divisor) for atom, factor in whole.terms)

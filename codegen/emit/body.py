@@ -109,7 +109,9 @@ class BodyPrinter:
         """Parallel loops for every thread, anything else with an effect for thread 0."""
         alone: list[Stmt] = []
         for stmt in body:
-            shared = (isinstance(stmt, For) and stmt.kind == "parallel") or isinstance(stmt, Barrier | Let | Comment)
+            # A let belongs to whatever it stands in front of or in the midst of.
+            shared = isinstance(stmt, Barrier) or (isinstance(stmt, For) and stmt.kind == "parallel")
+            shared = shared or (isinstance(stmt, Let | Comment) and not alone)
             if shared:
                 yield from self._alone(alone, depth)
                 alone = []

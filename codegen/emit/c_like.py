@@ -52,8 +52,6 @@ class Text:
 class Dialect(Protocol):
     """What differs between C and CUDA in expressions."""
 
-    name: str
-
     def type_name(self, prec: Prec) -> str:
         """Return the C type of a value of ``prec``."""
 
@@ -61,8 +59,6 @@ class Dialect(Protocol):
 @dataclass(frozen=True)
 class CDialect:
     """Plain C: narrow floats are their bits."""
-
-    name: str = "c"
 
     def type_name(self, prec: Prec) -> str:
         """Return the C type of a value of ``prec``."""

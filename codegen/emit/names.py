@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable
 
-_KEYWORDS = """
+_KEYWORDS = frozenset(
+    """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
 co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do double
 dynamic_cast else enum explicit export extern false float for friend goto if import inline int int8_t int16_t int32_t
@@ -18,23 +19,28 @@ protected ptrdiff_t public register reinterpret_cast requires restrict return sh
 static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename typeof uint8_t
 uint16_t uint32_t uint64_t uintptr_t union unsigned using virtual void volatile wchar_t while xor xor_eq linux unix
 half half2 float2 float4 int2 int4 uint2 uint4 dim3 threadIdx blockIdx blockDim gridDim warpSize clock clock64
-frame scalars tid nt barrier arena begin end NULL NAN INFINITY EOF assert errno stdin stdout stderr
-""".split()
+frame scalars tid nt barrier arena stop NULL NAN INFINITY EOF assert errno stdin stdout stderr
+""".split()  # noqa: SIM905 -- a word list reads better as text
+)
 
-_LIBRARY = """
+_MATHEMATICS = frozenset(
+    """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax
 fmin fmod frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint
 nextafter nexttoward pow remainder remquo rint round scalbln scalbn sin sinh sqrt tan tanh tgamma trunc rsqrt
+""".split()  # noqa: SIM905
+)
+
+_LIBRARY = frozenset(
+    """
 j0 j1 jn y0 y1 yn gamma signgam isnan isinf isfinite isnormal signbit fpclassify drem finite significand pow10 exp10
 abort atexit atof atoi atol bsearch calloc div exit free getenv labs ldiv malloc mblen qsort rand realloc srand strtod
 strtol system memchr memcmp memcpy memmove memset strcat strchr strcmp strcpy strlen strncpy strstr time index rindex
 bcmp bcopy bzero ffs printf scanf puts getchar putchar fopen fclose fread fwrite read write open close link signal select
-""".split()
-
-_BASE = frozenset(
-    [*_KEYWORDS, *_LIBRARY]
-    + [f"{name}{suffix}" for name in _LIBRARY[: _LIBRARY.index("rsqrt") + 1] for suffix in ("f", "l")]
+""".split()  # noqa: SIM905
 )
+
+_BASE = _KEYWORDS | _LIBRARY | {f"{name}{suffix}" for name in _MATHEMATICS for suffix in ("", "f", "l")}
 
 
 def sanitise(hint: str) -> str:

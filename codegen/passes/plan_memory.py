@@ -132,10 +132,10 @@ def _same_cells(kernel: Proc, operand: Buffer, result: Buffer) -> bool:
     for stmt in walk_stmts(kernel.body):
         for expr in expressions(stmt):
             for part in walk(expr):
-                if isinstance(part, Load) and part.buffer is result:
+                if not isinstance(part, Load):
+                    continue
+                same = part.buffer is operand and flat_index(operand, part.indices).same_as(written[0])
+                if part.buffer is result or (part.buffer is operand and (stored or not same)):
                     return False
-                if isinstance(part, Load) and part.buffer is operand:
-                    if stored or not flat_index(operand, part.indices).same_as(written[0]):
-                        return False
         stored = stored or (isinstance(stmt, Store) and stmt.buffer is result)
     return True

@@ -5,6 +5,7 @@ In: a block. Out: strides per iterator, the two operands of a multiply-add, cost
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import flat_index
@@ -22,8 +23,8 @@ from stagedtensor.codegen.loop_ir import (
     Var,
     walk,
 )
-from stagedtensor.codegen.rewrite import substitute, symbols_of
-from stagedtensor.codegen.schedule.nest import expressions, inline_lets, loads_in
+from stagedtensor.codegen.rewrite import expressions as parts_of, map_stmts, substitute, symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.nest import expressions, inline_lets, loads_in, rename
 
 # Operations per call of the prelude's functions, roughly: their polynomials' lengths.
 _HEAVY = {
@@ -133,20 +134,18 @@ def without_single_lets(block: Block) -> Block:
             kept.append(Let(let.symbol, value))
     if not values:
         return block
-    from stagedtensor.codegen.schedule.nest import rename
-
     return replace(rename(replace(block, lets=()), values), lets=tuple(kept))
 
 
 def prune(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """Drop lets that nothing reads."""
-    from stagedtensor.codegen.rewrite import expressions as parts_of
-    from stagedtensor.codegen.rewrite import map_stmts, walk_stmts
-
-    current = body
     while True:
-        read = {symbol for stmt in walk_stmts(current) for expr in parts_of(stmt) for symbol in symbols_of(expr)}
-        dead = [stmt for stmt in walk_stmts(current) if isinstance(stmt, Let) and stmt.symbol not in read]
-        if not dead:
-            return current
-        current = map_stmts(current, lambda stmt, gone=tuple(dead): () if stmt in gone else stmt)  # type: ignore[misc]
+        read = {symbol for stmt in walk_stmts(body) for expr in parts_of(stmt) for symbol in symbols_of(expr)}
+        bound = {stmt.symbol for stmt in walk_stmts(body) if isinstance(stmt, Let)}
+        if bound <= read:
+            return body
+        body = map_stmts(body, functools.partial(_unless_dead, bound - read))
+
+
+def _unless_dead(dead: set[Symbol], stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+    return () if isinstance(stmt, Let) and stmt.symbol in dead else stmt

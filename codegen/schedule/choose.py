@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant, flat_index
-from stagedtensor.codegen.loop_ir import Block, Buffer, Cost, Expr, Iterator_, Load, Stmt, Var
-from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.loop_ir import Block, Buffer, Cost, Expr, Iterator_, Load, Stmt, children, with_children
 from stagedtensor.codegen.schedule.analysis import (
     Contraction,
     contraction,
@@ -116,7 +115,7 @@ def _unit_iterator(block: Block) -> Iterator_ | None:
 
 
 def _unit_strides(expr: Expr, iterator: Iterator_) -> bool:
-    return all(stride(load, iterator) in (0, 1) for load in loads_in(expr))
+    return all(stride(load, iterator.symbol) in (0, 1) for load in loads_in(expr))
 
 
 def _is_plain(expr: Expr) -> bool:
@@ -190,7 +189,7 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, row: Iterator_, shape: TileS
     if not _is_plain(roles.row_operand):
         return width >= 2 * shape.columns
     inner = block.reduce[-1]
-    steps = [stride(load, inner) for load in loads_in(roles.row_operand)]
+    steps = [stride(load, inner.symbol) for load in loads_in(roles.row_operand)]
     return any(step is None or abs(step) * roles.row_operand.type.bytes >= 512 for step in steps) and row.bound >= 64
 
 
@@ -202,8 +201,6 @@ def _replace_operand(block: Block, operand: Expr, by: Load) -> Block:
 def _exchange(expr: Expr, old: Expr, new: Expr) -> Expr:
     if expr == old:
         return new
-    from stagedtensor.codegen.loop_ir import children, with_children
-
     parts = children(expr)
     if not parts or isinstance(expr, Load):
         return expr
@@ -289,6 +286,3 @@ def _fitting_lanes(lanes: int, bound: int) -> int:
     while lanes > 4 and lanes > bound:
         lanes //= 2
     return lanes
-
-
-__all__ = ["Nest", "Var", "plan_block", "substitute", "tile_shape"]

@@ -1,0 +1,38 @@
+"""Fixtures of all tests: ``golden`` compares a text with a file that ``--update-golden`` rewrites."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Return a function that compares a text with ``tests/golden/<file>/<test>.txt``."""
+    module = Path(str(request.path)).stem.removeprefix("test_")
+    name = request.node.name.removeprefix("test_")
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("_")
+    path = _FOLDER / module / f"{safe}.txt"
+
+    def check(text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"{path} is missing; run pytest --update-golden and look at it")
+        expected = path.read_text(encoding="utf-8")
+        if text != expected:
+            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), "golden", "now", lineterm="")
+            pytest.fail("\n".join(["the text differs from its golden file (--update-golden rewrites it)", *lines]))
+
+    return check
