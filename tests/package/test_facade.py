@@ -62,6 +62,24 @@ def test_no_module_imports_the_facade() -> None:
     assert offenders == []
 
 
+def test_no_module_fetches_a_shadowed_module_from_the_package() -> None:
+    """``st.precision`` is a function: ``from . import precision`` would give it or the module, by order of import."""
+    root = FACADE.parent
+    modules = {path.stem for path in root.glob("*.py")} | {path.name for path in root.iterdir() if path.is_dir()}
+    shadowed = {name for name in st.__all__ if name in modules and not isinstance(getattr(st, name), ModuleType)}
+    assert "precision" in shadowed
+    offenders = []
+    for path in sorted(root.rglob("*.py")):
+        depth = len(path.relative_to(root).parts)
+        for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(statement, ast.ImportFrom) or path == FACADE:
+                continue
+            from_package = (statement.module is None and statement.level == depth) or statement.module == "stagedtensor"
+            if from_package and shadowed & {alias.name for alias in statement.names}:
+                offenders.append(f"{path}:{statement.lineno}")
+    assert offenders == []
+
+
 def test_errors_share_one_base_class() -> None:
     classes = [value for value in vars(st.errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     own = [value for value in classes if value.__module__ == "stagedtensor.errors"]

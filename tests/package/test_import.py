@@ -71,8 +71,11 @@ def test_the_checks_above_can_fail(statement: str, key: str, tmp_path: Path, mon
     assert "torch" in found if key == "modules" else found
 
 
-def test_import_is_quick() -> None:
-    """Measured as the user CPU time over a bare NumPy import, the best of a few: a busy machine must not fail it."""
+def test_import_is_quick(tmp_path: Path) -> None:
+    """Processor time on top of a bare NumPy import, the best of a few: a busy machine must not fail it.
+
+    The modules' bytecode is cached, as it is for a user from the second import on.
+    """
     code = """
 import resource, numpy
 def spent():
@@ -82,8 +85,10 @@ before = spent()
 import stagedtensor
 print(spent() - before)
 """
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    command = [sys.executable, "-c", code]
     seconds = min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(4)
+        float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+        for _ in range(5)
     )
-    assert seconds < 0.3, f"import stagedtensor took {seconds:.2f} s of CPU time on top of NumPy"
+    assert seconds < 0.2, f"import stagedtensor took {seconds:.2f} s of processor time on top of NumPy"
