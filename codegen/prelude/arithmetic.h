@@ -12,10 +12,10 @@ ST_FN float st_abs_f32(float x) { return st_from_bits_f32(st_bits_f32(x) & 0x7ff
 ST_FN double st_abs_f64(double x) { return st_from_bits_f64(st_bits_f64(x) & 0x7fffffffffffffffu); }
 //! st_max_@S@ | for f32 f64
 /* The larger operand, the first at ties (so also between -0 and +0); NaN if either is NaN, the first NaN if both. */
-ST_FN @F@ st_max_@S@(@F@ a, @F@ b) { return (a >= b) | (a != a) ? a : b; }
+ST_FN @F@ st_max_@S@(@F@ a, @F@ b) { return ((a >= b) | (a != a)) ? a : b; }
 //! st_min_@S@ | for f32 f64
 /* The smaller operand, the first at ties (so also between -0 and +0); NaN if either is NaN, the first NaN if both. */
-ST_FN @F@ st_min_@S@(@F@ a, @F@ b) { return (a <= b) | (a != a) ? a : b; }
+ST_FN @F@ st_min_@S@(@F@ a, @F@ b) { return ((a <= b) | (a != a)) ? a : b; }
 
 //! st_trunc_f32 | dialect c | if avx neon
 /* Toward zero, sign of zero kept: one instruction of this target. */
@@ -112,7 +112,7 @@ ST_FN float st_floordiv_f32(float a, float b) {
     double whole = (quotient + 0x1.8p52) - 0x1.8p52;
     whole -= (double)(whole > quotient);
     whole = magnitude < 0x1p51 ? whole : quotient;
-    whole = (quotient == 0.0) & (a != 0.0f) & ((a < 0.0f) != (b < 0.0f)) ? -1.0 : whole;
+    whole = ((quotient == 0.0) & (a != 0.0f) & ((a < 0.0f) != (b < 0.0f))) ? -1.0 : whole;
     whole = whole == 0.0 ? quotient * 0.0 : whole; /* the sign of the zero */
     return st_is_nonfinite_f32(a) != 0u ? a - a : (float)whole;
 }
@@ -133,7 +133,7 @@ ST_FN float st_floormod_f32(float a, float b) {
         step *= 0x1p-26;
     }
     double result = a < 0.0f ? -remainder : remainder;
-    result += (remainder != 0.0) & ((a < 0.0f) != (b < 0.0f)) ? (double)b : 0.0;
+    result += ((remainder != 0.0) & ((a < 0.0f) != (b < 0.0f))) ? (double)b : 0.0;
     uint32_t bits = st_bits_f32((float)result);
     return st_from_bits_f32(remainder == 0.0 ? st_bits_f32(b) & 0x80000000u : bits);
 }
@@ -161,7 +161,7 @@ ST_FN double st_floordiv_f64(double a, double b) {
 /* floor(a / b); 0 where b is 0. The divisor -1 is set apart: the least integer over -1 wraps to itself, while the division
    instruction would trap. */
 ST_FN @T@ st_floordiv_@S@(@T@ a, @T@ b) {
-    @T@ divisor = (b == 0) | (b == -1) ? (@T@)1 : b;
+    @T@ divisor = ((b == 0) | (b == -1)) ? (@T@)1 : b;
     @T@ quotient = (@T@)(a / divisor), remainder = (@T@)(a % divisor);
     @T@ floored = (@T@)(quotient - ((remainder != 0) & ((remainder ^ divisor) < 0)));
     @T@ negated = (@T@)((@U@)0 - (@U@)a);
@@ -170,9 +170,9 @@ ST_FN @T@ st_floordiv_@S@(@T@ a, @T@ b) {
 //! st_floormod_@S@ | for i64 i32 i16 i8
 /* a - floor(a / b) * b, with the sign of b; 0 where b is 0. */
 ST_FN @T@ st_floormod_@S@(@T@ a, @T@ b) {
-    @T@ divisor = (b == 0) | (b == -1) ? (@T@)1 : b;
+    @T@ divisor = ((b == 0) | (b == -1)) ? (@T@)1 : b;
     @T@ remainder = (@T@)(a % divisor);
-    return (@T@)((remainder != 0) & ((remainder ^ divisor) < 0) ? remainder + divisor : remainder);
+    return (@T@)(((remainder != 0) & ((remainder ^ divisor) < 0)) ? remainder + divisor : remainder);
 }
 //! st_floordiv_@S@ | for u64 u32 u16 u8
 /* a / b; 0 where b is 0. */

@@ -224,7 +224,7 @@ ST_FN float st_pow_f32(float x, float y) {
     magnitude = magnitude >= 0x1p24f ? 0.0f : magnitude;
     int32_t whole = (int32_t)(magnitude == magnitude ? magnitude : 0.0f);
     uint32_t fractional = (float)whole == magnitude ? 0u : 0xffffffffu;
-    uint32_t negative = (x < 0.0f) & (x > st_from_bits_f32(0xff800000u)) ? 0xffffffffu : 0u;
+    uint32_t negative = ((x < 0.0f) & (x > st_from_bits_f32(0xff800000u))) ? 0xffffffffu : 0u;
     uint32_t sign = st_bits_f32(x) & (uint32_t)whole << 31 & ~fractional;
     uint32_t result = st_bits_f32((float)power) | sign;
     return st_from_bits_f32((negative & fractional) != 0u ? 0x7fc00000u : result);
