@@ -6,8 +6,6 @@ A session numbers its nodes and keeps the ordered list of conditional precision 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -50,11 +48,6 @@ def current_session() -> Session:
     return _current.get() or _default
 
 
-@contextmanager
-def session_of(session: Session) -> Iterator[Session]:
-    """Make ``session`` current for a block (nodes added to an existing graph join its session)."""
-    token = _current.set(session)
-    try:
-        yield session
-    finally:
-        _current.reset(token)
+def open_session() -> Session | None:
+    """Return the innermost open session, None where only the process-wide default one is there."""
+    return _current.get()

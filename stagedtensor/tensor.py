@@ -21,7 +21,7 @@ from .node import Node, Placement, Role, Specified, ancestors
 from .op_table import OPS
 from .precision import Prec, precision, u4x32
 from .precision_solver import solve_precisions
-from .session import session_of
+from .session import open_session
 from .shapes.solver import solve_shapes
 from .source import Source, user_source
 from .specs import (
@@ -332,7 +332,6 @@ def apply_op(
     composite: Composite | None = None,
     top_down: bool = False,
     source: Source | None = None,
-    session_from: Node | None = None,
 ) -> Tensor:
     """Build one op result: its node, gradient node, scope, forward statement and record.
 
@@ -341,13 +340,10 @@ def apply_op(
     """
     nodes = tuple(operand.node for operand in operands)
     slots = tuple(slots) if slots is not None else (Slot.DATA,) * len(nodes)
-    home = session_from or (nodes[0] if nodes else None)
     source = source or user_source()
-    if home is None:
-        result = new_node(Role.OP, label or kind, source=source, top_down=top_down)
-    else:
-        with session_of(home.session):
-            result = new_node(Role.OP, label or kind, source=source, top_down=top_down)
+    # outside any session block, what is built on a graph joins that graph's session
+    home = open_session() or (nodes[0].session if nodes else None)
+    result = new_node(Role.OP, label or kind, source=source, top_down=top_down, session=home)
     scope = Scope(spec, nodes, result, source, kind, sizes=dict(sizes or {}), captures=dict(captures or {}))
     reads = tuple(Access(node, rows) for node, rows in zip(nodes, spec.operands, strict=True))
     statement = Statement(
