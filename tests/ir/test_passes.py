@@ -518,8 +518,8 @@ def test_random_programs_are_the_same_with_and_without_fusion(
     with Session():
         x, y = (placeholder(name, batch=[3], output=[4], prec=prec) for name in "xy")
         values = [x, y]
-        for op, left, right in choices:
-            values.append(OPS[op](values[left % len(values)], values[right % len(values)]))
+        for kind, left, right in choices:
+            values.append(OPS[kind](values[left % len(values)], values[right % len(values)]))
         states = [param(name, output=[4], prec=prec, trainable=False) for name in ("p", "q")]
         totals = [sum_(value, "batch") for value in values[-3:]]
         steps = forward(*values, *totals)
