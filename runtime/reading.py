@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagedtensor.codegen.emit.c import CSource
+from stagedtensor.codegen.emit.c import CSource, used_buffers
 from stagedtensor.codegen.loop_ir import Buffer, Module, Origin, Proc
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written
@@ -16,13 +16,14 @@ def kernels(module: Module, emitted: CSource | None) -> tuple[Kernel, ...]:
 
 
 def _kernel(proc: Proc, text: str) -> Kernel:
+    shared = set(used_buffers(proc))
     return Kernel(
         name=proc.name,
         expressions=tuple(dict.fromkeys(map(_expression, proc.origins))),
         source=text,
         launch=str(proc.attributes.get("launch", "")),
-        reads=tuple(buffer.name for buffer in buffers_read(proc.body)),
-        writes=tuple(buffer.name for buffer in buffers_written(proc.body)),
+        reads=tuple(buffer.name for buffer in buffers_read(proc.body) if buffer in shared),
+        writes=tuple(buffer.name for buffer in buffers_written(proc.body) if buffer in shared),
         flops=proc.cost.flops,
         nbytes=proc.cost.nbytes,
         path=proc.path,

@@ -16,7 +16,7 @@ from .predicates import declare_op_kind
 from .source import user_source
 from .specs import pointwise
 from .statements import Composite, Operand, Slot
-from .tensor import Tensor, _composite, apply_op
+from .tensor import Tensor, _composite, apply_op, op_text
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -81,7 +81,8 @@ def _build(
     group.operands = tuple(Operand(tensor.node, slots[alias]) for tensor, alias in aliases.items())
     group.aliases = tuple(alias.node for alias in aliases.values())
     group.inner = inner.node
-    result = apply_op("leave", (inner,), pointwise(1), lambda a: a, composite=group, label=name)
+    text = op_text(name, [tensor.node for tensor in outer])
+    result = apply_op("leave", (inner,), pointwise(1), lambda a: a, composite=group, label=name, text=text)
     result.node.tags |= {name}
     if result.node.gradient is not None:
         result.node.gradient.tags |= {name}
@@ -91,4 +92,4 @@ def _build(
 
 def enter(tensor: Tensor, group: Composite) -> Tensor:
     """Return the interior alias of an argument."""
-    return apply_op("enter", (tensor,), pointwise(1), lambda a: a, composite=group, label=tensor.label)
+    return apply_op("enter", (tensor,), pointwise(1), lambda a: a, composite=group, label=tensor.label, text=tensor.label)
