@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,11 @@ class Routine:
     def source(self) -> str:
         """The full generated source."""
         return self.executable.source
+
+    @cached_property
+    def stored_nodes(self) -> frozenset[Node]:
+        """The nodes whose stored buffers a run reads or writes."""
+        return frozenset(buffer.node for buffer in self.executable.external)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

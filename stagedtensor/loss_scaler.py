@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import CheckpointError, ContextError
+from .tensor import Tensor
 from .terminals import host_scalar
 
 if TYPE_CHECKING:
@@ -61,6 +63,15 @@ def _check_settings(
         )
 
 
+@dataclass(frozen=True)
+class Window:
+    """The device cells of one gated routine since the last sample: sum of the flags (sticky), closed gates, runs."""
+
+    flags: Tensor
+    skips: Tensor
+    runs: Tensor
+
+
 class LossScaler:
     """A dynamic loss scale.
 
@@ -94,6 +105,8 @@ class LossScaler:
         self._scale = self.init_scale
         self.scale = host_scalar("loss_scale", self._scale)
         self.unscale = host_scalar("loss_unscale", _f32(1.0 / self._scale))
+        self.windows: list[Window] = []
+        """The windows of the gated routines built from this scaler, in the order they were built."""
         self._context: Context | None = None
 
     def scale_value(self) -> float:

@@ -87,8 +87,8 @@ class Node:
     __slots__ = (
         "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "flush_subnormal", "gradient",
         "init", "label", "literal", "number", "observable", "owner", "placement", "record", "role", "saturate",
-        "session", "settled", "settled_shape", "source", "specified", "state_kind", "tags", "tensor", "top_down", "trainable",
-        "value", "writers",
+        "session", "settled", "settled_shape", "source", "specified", "state_kind", "states", "tags", "tensor", "top_down",
+        "trainable", "value", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,8 @@ class Node:
         self.owner: Node | None = None
         """For optimizer state: the parameter it belongs to; ``state_kind`` says which state."""
         self.state_kind = ""
+        self.states: dict[str, Node] = {}
+        """For a parameter: its optimizer state by kind. Held here, so that it lives as long as the parameter."""
         self.top_down = top_down
         self.default_prec: Prec = self.session.default_grad_prec if value is not None else self.session.default_prec
         self.specified: Specified | None = None

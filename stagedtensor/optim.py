@@ -7,10 +7,9 @@ that selects the old value where it is closed: nothing is multiplied by the gate
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,33 +18,18 @@ from .node import Node
 from .precision import Prec, f32, f64, i32
 from .program import Comp, comment, forward_of, sequence
 from .statements import Stage
-from .tensor import Tensor, no_gradient
+from .tensor import Tensor, no_gradient, tensor_of
 from .terminals import cell, host_scalar, state
 from .train import chosen_params
 
-Loss = Tensor | Sequence[Tensor]
+Loss: TypeAlias = Tensor | Sequence[Tensor]
 
-
-class Updater(Protocol):
-    """Any function with :func:`sgd_update`'s calling form."""
-
-    def __call__(
-        self,
-        loss: Loss,
-        learning_rate: Tensor | float,
-        *,
-        grad_unscale: Tensor | None = None,
-        grad_scale: Tensor | None = None,
-        update_gate: Tensor | None = None,
-        params: Sequence[Tensor] | None = None,
-        **options: Any,
-    ) -> Comp:
-        """Build the update."""
+Updater: TypeAlias = Callable[..., Comp]
+"""A function with :func:`sgd_update`'s calling form: ``update(loss, learning_rate, *, grad_unscale, grad_scale,
+update_gate, params, **its own options)``."""
 
 
 # -- state --------------------------------------------------------------------------------------------------------
-
-_states: weakref.WeakKeyDictionary[Node, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 
 
 def state_prec(p: Tensor) -> Prec:
@@ -57,15 +41,15 @@ def state_prec(p: Tensor) -> Prec:
 
 def state_of(p: Tensor, kind: str) -> Tensor:
     """Return the state ``kind`` of a parameter; two optimizers of one kind share it."""
-    kinds = _states.setdefault(p.node, {})
-    if kind not in kinds:
-        kinds[kind] = state(p, kind, state_prec(p))
-    return kinds[kind]
+    known = p.node.states
+    if kind not in known:
+        known[kind] = state(p, kind, state_prec(p)).node
+    return tensor_of(known[kind])
 
 
 def states_of(p: Tensor) -> dict[str, Tensor]:
     """Return all state a parameter has, by kind."""
-    return dict(_states.get(p.node, {}))
+    return {kind: tensor_of(node) for kind, node in p.node.states.items()}
 
 
 # -- arguments ----------------------------------------------------------------------------------------------------
@@ -207,16 +191,20 @@ def sgd_update(
 
 # -- AdamW --------------------------------------------------------------------------------------------------------
 
-_counters: weakref.WeakKeyDictionary[Node, dict[tuple[int, ...], Tensor]] = weakref.WeakKeyDictionary()
+def step_counters(params: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
+    """Group parameters by the i32 count of their AdamW steps.
 
-
-def step_counter(params: Sequence[Tensor]) -> Tensor:
-    """Return the i32 step count that one set of parameters shares."""
-    first, key = params[0].node, tuple(p.node.number for p in params)
-    known = _counters.setdefault(first, {})
-    if key not in known:
-        known[key] = cell("adamw_step", i32)
-    return known[key]
+    What is updated together for the first time shares one count, which belongs to the first parameter.
+    """
+    fresh = [p for p in params if "adamw_step" not in p.node.states]
+    if fresh:
+        count = state(fresh[0], "adamw_step", i32, one_cell=True)
+        for p in fresh:
+            p.node.states["adamw_step"] = count.node
+    groups: dict[Node, list[Tensor]] = {}
+    for p in params:
+        groups.setdefault(p.node.states["adamw_step"], []).append(p)
+    return [(tensor_of(node), members) for node, members in groups.items()]
 
 
 def adamw_update(
@@ -245,49 +233,55 @@ def adamw_update(
         raise ValueError(f"eps must be positive and finite, got {eps!r}")
     decay, rate = _decay(weight_decay), learning_rate_scalar(learning_rate)
     chosen = chosen_params(loss, params, "adamw_update")
-    count = step_counter(chosen)
     gate = {} if update_gate is None else {"gate": update_gate}
-    exact = [cell(f"bias_correction{at}_f64", f64) for at in (1, 2)]
-    parts = [
-        computation("bc =: 1 - beta **. (t + 1)", bc=bc, beta=beta, t=count)
-        for bc, beta in zip(exact, (beta1, beta2), strict=True)
-    ]
-    rounded: dict[Prec, list[Tensor]] = {f64: exact}
-    for p in chosen:
-        prec = state_prec(p)
-        if prec not in rounded:
-            rounded[prec] = [cell(f"bias_correction{at}", prec) for at in (1, 2)]
-            parts += [
-                computation("bc =: exact", bc=bc, exact=wide) for bc, wide in zip(rounded[prec], exact, strict=True)
+    parts = []
+    for count, members in step_counters(chosen):
+        corrections, computed = _bias_corrections(count, (beta1, beta2), {state_prec(p) for p in members})
+        parts += [*computed, computation(_gated("t", "t + 1", update_gate), t=count, **gate)]
+        for p in members:
+            gradient = _Gradient(p, grad_unscale, grad_scale, unscale_in_place)
+            bc1, bc2 = corrections[state_prec(p)]
+            names: dict[str, Any] = {
+                **gradient.names,
+                **gate,
+                "p": p,
+                "lr": rate,
+                "m": state_of(p, "adam_m"),
+                "v": state_of(p, "adam_v"),
+                "bc1": bc1,
+                "bc2": bc2,
+                "c1": 1.0 - beta1,
+                "c2": 1.0 - beta2,
+                "eps": float(eps),
+                "decay": decay,
+            }
+            e = gradient.text
+            kept = "(p - (lr *. decay) *. p)" if decay else "p"
+            lines = [
+                _gated("m", f"m + c1 *. ({e} - m)", update_gate),
+                _gated("v", f"v + c2 *. ({e} *. {e} - v)", update_gate),
+                _gated("p", f"{kept} - lr *. ((m /. bc1) /. (sqrt(v /. bc2) + eps))", update_gate),
             ]
-    parts.append(computation(_gated("t", "t + 1", update_gate), t=count, **gate))
-    for p in chosen:
-        bc1, bc2 = rounded[state_prec(p)]
-        gradient = _Gradient(p, grad_unscale, grad_scale, unscale_in_place)
-        names: dict[str, Any] = {
-            **gradient.names,
-            **gate,
-            "p": p,
-            "lr": rate,
-            "m": state_of(p, "adam_m"),
-            "v": state_of(p, "adam_v"),
-            "bc1": bc1,
-            "bc2": bc2,
-            "c1": 1.0 - beta1,
-            "c2": 1.0 - beta2,
-            "eps": float(eps),
-            "decay": decay,
-        }
-        e = gradient.text
-        kept = "(p - (lr *. decay) *. p)" if decay else "p"
-        lines = [
-            _gated("m", f"m + c1 *. ({e} - m)", update_gate),
-            _gated("v", f"v + c2 *. ({e} *. {e} - v)", update_gate),
-            _gated("p", f"{kept} - lr *. ((m /. bc1) /. (sqrt(v /. bc2) + eps))", update_gate),
-        ]
-        body = [computation(line, **_used(line, names)) for line in lines]
-        parts.append(comment(f"adamw {p.label}", sequence(*gradient.parts, *body)))
+            body = [computation(line, **_used(line, names)) for line in lines]
+            parts.append(comment(f"adamw {p.label}", sequence(*gradient.parts, *body)))
     return comment("adamw", sequence(*parts))
+
+
+def _bias_corrections(
+    count: Tensor, betas: tuple[float, float], precs: set[Prec]
+) -> tuple[dict[Prec, list[Tensor]], list[Comp]]:
+    """Return 1 - beta^(t + 1) for both betas at each precision, computed in f64 and rounded."""
+    exact = [cell(f"bias_correction{at}_f64", f64) for at in (1, 2)]
+    made = [
+        computation("bc =: 1 - beta **. (t + 1)", bc=bc, beta=beta, t=count) for bc, beta in zip(exact, betas, strict=True)
+    ]
+    rounded = {f64: exact}
+    if f32 in precs:
+        rounded[f32] = [cell(f"bias_correction{at}") for at in (1, 2)]
+        made += [
+            computation("bc =: exact", bc=bc, exact=wide) for bc, wide in zip(rounded[f32], exact, strict=True)
+        ]
+    return rounded, made
 
 
 UPDATERS: dict[str, Callable[..., Comp]] = {"sgd": sgd_update, "adamw": adamw_update}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -193,7 +193,11 @@ _BY_NAME: Final[dict[str, Prec]] = {spelling: prec for prec in ALL for spelling 
 _BY_DTYPE: Final[dict[str, Prec]] = {prec.numpy_dtype.name: prec for prec in ALL if prec is not u4x32}
 
 
-def precision(x: Prec | str | npt.DTypeLike) -> Prec:
+PrecLike: TypeAlias = Prec | str | npt.DTypeLike
+"""What names a format: the format, a name or alias, or a numpy dtype."""
+
+
+def precision(x: PrecLike) -> Prec:
     """Return the interned format that `x` names: a format, a name or alias in any case, or a numpy dtype.
 
     Raises PrecisionError, with near matches, for anything else; Python's ``float`` and ``int`` are refused because

@@ -268,12 +268,12 @@ def cell_like(node: Node) -> Node:
     return node
 
 
-def state(owner: Tensor, kind: str, prec: Any) -> Tensor:
-    """Make optimizer state of ``owner``'s shape: zero at allocation, saved by (parameter name, ``kind``).
+def state(owner: Tensor, kind: str, prec: Any, *, one_cell: bool = False) -> Tensor:
+    """Make optimizer state of ``owner``'s shape, or of one cell: zero at allocation, saved by (parameter name, ``kind``).
 
     Cells whose magnitude is below the least normal number are stored as 0.
     """
-    node = new_node(Role.STATE, f"{owner.label}.{kind}")
+    node = new_node(Role.STATE, f"{owner.label}.{kind}", declared=DeclaredShape() if one_cell else None)
     node.owner, node.state_kind = owner.node, kind
     node.specified = Specified(precision(prec), node.source, "cell")
     node.flush_subnormal = node.specified.prec.is_float

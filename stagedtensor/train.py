@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,8 @@ def grad_update(
         comment("zero gradients", Comp(tuple(zero_statements(zeroed)))),
         comment("backward", sequence(Comp(tuple(seeds)), Comp(tuple(backward_statements(nodes, useful))))),
     ]
-    return comment("gradients", sequence(*parts))
+    made = comment("gradients", sequence(*parts))
+    return replace(made, attributes={**made.attributes, "accum_steps": count})
 
 
 def _wanted(roots: Sequence[Tensor], params: Sequence[Tensor] | None) -> list[Node]:
