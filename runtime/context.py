@@ -26,6 +26,9 @@ from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store
 from stagedtensor.source import user_source
 
 
+_F32_MAX = f32.max_finite
+
+
 @dataclass
 class Stats:
     """Counts of what a context did; tests read them to prove that ``set_values`` compiles nothing."""
@@ -265,9 +268,15 @@ class Context:
         node = t.node
         held = self._store.stored.get(node)
         # the common case, a scalar into a settled float cell, costs one NumPy store
-        if held is not None and type(values) is float and held.cell is not None and held.prec is f32:
-            with np.errstate(over="ignore"):
-                held.cell[()] = values
+        if (
+            held is not None
+            and held.cell is not None
+            and held.prec is f32
+            and type(values) is float
+            and -_F32_MAX <= values <= _F32_MAX
+            and not self._closed
+        ):
+            held.cell[()] = values
             self._store.uploads += 1
             self._store.uploaded_bytes += 4
             self._store.initialized.add(node)

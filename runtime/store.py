@@ -7,6 +7,7 @@ is known. Refusals raise ContextError before anything is written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ class Stored:
     shape: Shape
     prec: Prec
     cell: Array | None = None
+
+    @cached_property
+    def dynamic(self) -> bool:
+        """Whether any extent is dynamic."""
+        return any(axis.dynamic is not None for _, _, axis in self.shape.axes())
 
 
 def describe(node: Node) -> str:
@@ -142,6 +148,16 @@ class Store:
     def write(self, node: Node, value: Any) -> None:
         """Convert and copy host values into the node's buffer."""
         held = self.stored[node]
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype == held.prec.numpy_dtype
+            and value.shape == held.shape.dims
+            and not held.dynamic
+        ):
+            # already what the buffer holds: one copy
+            self._upload(held, np.ascontiguousarray(value))
+            self.initialized.add(node)
+            return
         data = self.check_kind(node, value, held.prec)
         cells = self.converted(node, data, held.prec, held.shape)
         self._upload(held, self.padded(cells, held))
