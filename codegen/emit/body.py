@@ -34,7 +34,7 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
 )
-from stagedtensor.codegen.rewrite import walk_stmts
+from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, i64
 
@@ -272,8 +272,8 @@ def clipped(stmt: For) -> For:
     condition, symbol = inner.condition, stmt.iterator.symbol
     if not isinstance(condition, Apply) or condition.op != "lt" or condition.type is not i64:
         return stmt
-    position, limit = affine(condition.args[0]), constant(condition.args[1])
-    if limit is None or position.coefficient(symbol) != 1:
+    position, limit = affine(condition.args[0]), condition.args[1]
+    if position.coefficient(symbol) != 1 or symbol in symbols_of(limit):
         return stmt
     left = subtract(limit, to_expr(position.without(symbol)))
     return For(replace(stmt.iterator, extent=minimum(stmt.iterator.extent, left)), inner.then, stmt.kind)

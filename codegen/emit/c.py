@@ -22,10 +22,8 @@ from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.errors import InternalError
 
 _LINE = 110
-_BARRIER_DECLARATION = """\
-typedef struct st_barrier st_barrier;
-void st_barrier_wait(st_barrier *barrier, int tid);
-"""
+_BARRIER_TYPE = "typedef struct st_barrier st_barrier;\n"
+_BARRIER_WAIT = "void st_barrier_wait(st_barrier *barrier, int tid);\n"
 _FEATURE_NAMES = {"avx": "sse4.1"}
 
 
@@ -124,10 +122,9 @@ def emit_module(
 def _head(used: set[str], target: TargetInfo, header: str, needs_barrier: bool) -> str:
     features = frozenset(_FEATURE_NAMES.get(name, name) for name in target.features) & FEATURES
     text = prelude_source(used, dialect="c", features=features)
-    if header:
-        return f"{text}\n{header.rstrip()}\n"
-    declaration = _BARRIER_DECLARATION if needs_barrier else _BARRIER_DECLARATION.splitlines()[0] + "\n"
-    return f"{text}\n{declaration}"
+    if not needs_barrier:
+        return f"{text}\n{_BARRIER_TYPE}"
+    return f"{text}\n{header.rstrip() or _BARRIER_TYPE + _BARRIER_WAIT}\n"
 
 
 def _callees(proc: Proc) -> Iterator[Proc]:

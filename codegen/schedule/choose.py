@@ -99,7 +99,6 @@ def _roles(found: Contraction) -> _Roles | None:
         if item is not vector
         and depends(row_operand, item)
         and not depends(column_operand, item)
-        and constant(item.extent) is not None
     ]
     row = max(candidates, key=lambda item: item.bound, default=None)
     return _Roles(vector, row, column_operand, row_operand)

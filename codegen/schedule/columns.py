@@ -9,7 +9,8 @@ tile's size. Out: its loops:
         for row: for column: store
 
 Each sum keeps its own order of k, so results are the same bits as the serial nest's for any tile and thread count. A last
-tile that would stick out starts early instead; its cells are computed again and only the new ones stored.
+tile that would stick out starts early instead; its cells are computed again and only the new ones stored. Where the number of rows is
+known at run time only, rows beyond the end repeat the last one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stagedtensor.codegen.affine import add, constant, minimum, multiply, subtract
+from stagedtensor.codegen.affine import add, constant, floor_divide, minimum, multiply, subtract
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -71,27 +72,38 @@ class _Axis:
     """One tiled iterator: the symbol of its tile, their number, and the first index of a tile."""
 
     tile: Symbol
-    count: int
+    count: Expr
+    most: int
     first: Expr
     size: int
-    extent: int
+    extent: Expr
     padded: bool
 
     @property
     def ragged(self) -> bool:
-        """Whether the last tile sticks out."""
-        return self.extent % self.size != 0
+        """Whether the last tile may stick out."""
+        value = constant(self.extent)
+        return value is None or value % self.size != 0
+
+    @property
+    def clamped(self) -> bool:
+        """Whether indices beyond the end read the last one instead."""
+        return self.ragged and (self.padded or constant(self.extent) is None)
+
+    def within(self, position: Expr) -> Expr:
+        """Return ``position``, held back to the last index."""
+        return minimum(position, subtract(self.extent, 1))
 
 
 def _axis(iterator: Iterator_, size: int, hint: str, padded: bool) -> _Axis:
     extent = constant(iterator.extent)
-    assert extent is not None
     tile = index_symbol(hint)
-    count = -(-extent // size)
-    start = multiply(Var(tile), size) if count > 1 else index(0)
-    if padded or extent % size == 0:
-        return _Axis(tile, count, start, size, extent, padded)
-    return _Axis(tile, count, minimum(start, extent - size), size, extent, False)
+    most = -(-iterator.bound // size)
+    count = floor_divide(add(iterator.extent, size - 1), size)
+    start = multiply(Var(tile), size) if most > 1 else index(0)
+    if extent is None or padded or extent % size == 0:
+        return _Axis(tile, count, most, start, size, iterator.extent, padded)
+    return _Axis(tile, count, most, minimum(start, extent - size), size, iterator.extent, False)
 
 
 def columns(
@@ -157,8 +169,10 @@ class _Tile:
 
     def _mapping(self, starts: _Starts, row: Expr, column: Expr, *, states: bool) -> dict[Symbol, Expr]:
         mapping: dict[Symbol, Expr] = {self.vector.symbol: add(starts.column, column)}
-        if self.row is not None:
-            mapping[self.row.symbol] = add(starts.row, row)
+        if self.row is not None and self.row_axis is not None:
+            position = add(starts.row, row)
+            late = self.row_axis.clamped and not self.row_axis.padded
+            mapping[self.row.symbol] = self.row_axis.within(position) if late else position
         if states:
             cell = self._cell(row, column)
             mapping.update({symbol: Load(buffer, cell) for symbol, buffer in self.states.items()})
@@ -176,11 +190,11 @@ class _Tile:
         """Initial states."""
         row, column = index_symbol("i_row"), index_symbol("i_column")
         mapping = self._mapping(starts, Var(row), Var(column), states=False)
-        if self.column_axis.padded and self.column_axis.ragged:
-            # The old value of a cell that is not there is never used, but must not be read either.
-            mapping[self.vector.symbol] = minimum(mapping[self.vector.symbol], self.column_axis.extent - 1)
-        if self.row is not None and self.row_axis is not None and self.row_axis.padded and self.row_axis.ragged:
-            mapping[self.row.symbol] = minimum(mapping[self.row.symbol], self.row_axis.extent - 1)
+        # The old value of a cell that is not there is never used, but must not be read either.
+        if self.column_axis.clamped:
+            mapping[self.vector.symbol] = self.column_axis.within(add(starts.column, Var(column)))
+        if self.row is not None and self.row_axis is not None and self.row_axis.clamped:
+            mapping[self.row.symbol] = self.row_axis.within(add(starts.row, Var(row)))
         cell = self._cell(Var(row), Var(column))
         body = [Store(self.states[item.symbol], cell, substitute(item.init, mapping)) for item in self.block.accumulators]
         return self._rows(row, (loop(column, self.column_axis.size, body, "vector"),), "serial")
@@ -232,12 +246,12 @@ def _inside(axis: _Axis, position: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, 
     """Keep the stores of a last tile within the result."""
     if not axis.ragged:
         return body
-    return (If(Apply("lt", (position, index(axis.extent)), i64), body),)
+    return (If(Apply("lt", (position, axis.extent), i64), body),)
 
 
 def _position(axis: _Axis, offset: Symbol) -> Expr:
     """The iterator's value at a new cell: these follow the tiles' regular starts."""
-    start = multiply(Var(axis.tile), axis.size) if axis.count > 1 else index(0)
+    start = multiply(Var(axis.tile), axis.size) if axis.most > 1 else index(0)
     return add(start, Var(offset))
 
 
@@ -305,9 +319,9 @@ def conjunction(parts: Sequence[Expr]) -> Expr | None:
 def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
     """The loops around one tile. Columns outside rows: a panel of columns stays in cache while rows pass by."""
     tiles: list[Iterator_] = []
-    if tile.column_axis.count > 1:
+    if tile.column_axis.most > 1:
         tiles.append(_tile_iterator(tile.column_axis))
-    if tile.row_axis is not None and tile.row_axis.count > 1:
+    if tile.row_axis is not None and (tile.row_axis.most > 1 or constant(tile.row_axis.count) is None):
         tiles.append(_tile_iterator(tile.row_axis))
     others = [item for item in block.data if item is not tile.vector and item is not tile.row]
     order = [*others, *tiles]
@@ -321,4 +335,4 @@ def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> t
 
 
 def _tile_iterator(axis: _Axis) -> Iterator_:
-    return Iterator_(axis.tile, index(axis.count), axis.count)
+    return Iterator_(axis.tile, axis.count, axis.most)

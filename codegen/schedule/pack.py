@@ -38,9 +38,9 @@ class Packed:
 
 
 def panel_axes(block: Block, operand: Expr, tiled: Iterator_) -> tuple[Iterator_, ...] | None:
-    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if one has no fixed size."""
+    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if that has no fixed size."""
     axes = [item for item in block.iterators if item is not tiled and depends(operand, item)]
-    if any(constant(item.extent) is None for item in (*axes, tiled)):
+    if constant(tiled.extent) is None:
         return None
     return (*(item for item in axes if item.kind == "data"), *(item for item in axes if item.kind == "reduce"))
 
@@ -50,7 +50,7 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
 
     Logically the scratch is ``[*axes, tiled]``; in memory ``[*data axes, tiled // size, *reduce axes, tiled % size]``.
     """
-    extents = [int(constant(item.extent) or 0) for item in axes]
+    extents = [item.bound for item in axes]
     extent = int(constant(tiled.extent) or 0)
     data = sum(item.kind == "data" for item in axes)
     rank = len(axes)
