@@ -6,7 +6,8 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import errors, losses, schedules, train
+from . import errors, language, losses, mixed_prec, optim, schedules, train
+from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
 from .explain import explain, explanation, why
 from .functions.einsum import einsum
@@ -59,9 +60,20 @@ from .functions.reductions import (
     var,
 )
 from .initializers import Initializer
+from .language.computation import computation
 from .loss_scaler import LossScaler
 from .losses import cross_entropy, mae, mse
+from .mixed_prec import (
+    gated_apply_update,
+    gated_scaled_update,
+    gated_step,
+    scaled_grad_update,
+    scaled_sgd_update,
+    scaled_step,
+    static_scaled_update,
+)
 from .numerics import Numerics
+from .optim import adamw_update, sgd_one, sgd_update
 from .policy import KEEP_F32, PrecisionPolicy
 from .precision import (
     Prec,
@@ -129,17 +141,21 @@ __all__ = [
     "Routine",
     "Session",
     "Tensor",
+    "TwinPlacement",
     "abs",
+    "adamw_update",
     "argmax",
     "argmin",
     "bf16",
     "bool",
     "cast",
+    "cast_param",
     "ceil",
     "clamp",
     "clip_by_global_norm",
     "comment",
     "composite",
+    "computation",
     "concat",
     "constant",
     "convert",
@@ -161,6 +177,9 @@ __all__ = [
     "floor",
     "fma",
     "forward",
+    "gated_apply_update",
+    "gated_scaled_update",
+    "gated_step",
     "gather",
     "gelu",
     "grad_checksum",
@@ -178,6 +197,7 @@ __all__ = [
     "join",
     "kaiming",
     "label",
+    "language",
     "layer_norm",
     "leaky_relu",
     "log",
@@ -191,17 +211,20 @@ __all__ = [
     "losses",
     "lr_at",
     "mae",
+    "master_weights",
     "max",
     "maximum",
     "mean",
     "min",
     "minimum",
+    "mixed_prec",
     "mse",
     "narrow",
     "norm",
     "normal",
     "one_hot",
     "op_kind",
+    "optim",
     "param",
     "permute",
     "place",
@@ -216,9 +239,14 @@ __all__ = [
     "rms_norm",
     "round",
     "rsqrt",
+    "scaled_grad_update",
+    "scaled_sgd_update",
+    "scaled_step",
     "scheduled_learning_rate",
     "schedules",
     "sequence",
+    "sgd_one",
+    "sgd_update",
     "sigmoid",
     "sign",
     "silu",
@@ -227,6 +255,7 @@ __all__ = [
     "softplus",
     "specify",
     "sqrt",
+    "static_scaled_update",
     "stop_gradient",
     "sum",
     "tanh",
@@ -234,6 +263,7 @@ __all__ = [
     "trainable_params",
     "transpose",
     "trunc",
+    "twin_of",
     "u4x32",
     "u8",
     "u16",
@@ -243,6 +273,7 @@ __all__ = [
     "var",
     "where",
     "why",
+    "with_master_weights",
     "xavier",
     "zero_param_grads",
 ]
