@@ -23,7 +23,7 @@ from stagedtensor.statements import Stage, Statement, accesses
 class Facts:
     """What a routine reads before it writes (``inputs``), what it writes, and its run-time arguments.
 
-    ``always_ready`` inputs have data or start at zero. ``consumes`` are gradients that an update unscales in place,
+    ``always_ready`` inputs have data or start at zero. ``consumes`` are gradients that an update unscales,
     ``produces`` those that this routine computes anew.
     """
 
@@ -40,7 +40,8 @@ def inspect(solved: Solved, comp: Comp) -> Facts:
     """Collect the facts of one program."""
     inputs: dict[Node, None] = {}
     written: dict[Node, None] = {}
-    consumes: set[Node] = set()
+    # of the computation, not of the solved program: a narrow gradient is consumed too, though it keeps its scaled value
+    consumes = {statement.target.node for statement, _ in comp.statements() if statement.unless_narrow}
     produces: set[Node] = set()
     indices: dict[str, int] = {}
     mentioned: dict[Node, None] = {}
@@ -52,8 +53,10 @@ def inspect(solved: Solved, comp: Comp) -> Facts:
         target = statement.target.node
         mentioned.setdefault(target)
         written.setdefault(target)
-        if target.is_gradient:
-            (consumes if statement.stage is Stage.UPDATE else produces).add(target)
+        if target.is_gradient and not statement.unless_narrow:
+            # an update's own rescaling of a gradient in place is no new gradient
+            if statement.stage is not Stage.UPDATE or target not in statement.reads():
+                produces.add(target)
         indices.update(_static_indices(statement))
     extents = {
         axis.dynamic.name: axis.dynamic.max

@@ -33,7 +33,7 @@ def _f32(value: float) -> float:
 def _checked_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"LossScaler: {name} must be a number, got {value!r}")
-    if not math.isfinite(value):
+    if isinstance(value, int) and abs(value) > HIGHEST or not math.isfinite(value):
         raise ValueError(f"LossScaler: {name} must be finite, got {value!r}")
     return float(value)
 
@@ -140,15 +140,15 @@ class LossScaler:
         self.bind(ctx)
         scale = self._scale
         if grads_finite:
-            self.good_steps += int(steps)
-            while self.good_steps >= self.growth_interval:
-                self.good_steps -= self.growth_interval
-                scale = min(_f32(scale * self.growth_factor), self.max_scale)
+            growths, self.good_steps = divmod(self.good_steps + int(steps), self.growth_interval)
+            while growths and scale < self.max_scale:
+                growths -= 1
+                scale = _f32(min(scale * self.growth_factor, self.max_scale))
         else:
             self.good_steps = 0
             if scale <= self.min_scale:
                 self.floor_hits += 1
-            scale = max(_f32(scale * self.backoff_factor), self.min_scale)
+            scale = _f32(max(scale * self.backoff_factor, self.min_scale))
             self.skipped_steps += int(skipped)
         self.steps += int(steps)
         if scale != self._scale:

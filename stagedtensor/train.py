@@ -16,7 +16,7 @@ import numpy as np
 from .autodiff.backprop import backward_statements, fill, gradient_of, trained, useful_nodes, zero_statements
 from .errors import GradientError, PrecisionError
 from .functions.pointwise import sqrt, where
-from .node import Node, Placement
+from .node import Node, Placement, Role
 from .precision import f32, join
 from .precision_requests import specify_node
 from .program import Comp, comment, forward, forward_of, sequence
@@ -121,15 +121,14 @@ def grad_update(
     if accum_loss is not None:
         total = [accumulate_into(accum_loss, root, "add", lambda a: a) for root in roots]
         parts.append(comment("accumulate the loss", Comp(tuple(total))))
-    kept = set(wanted) if count is not None else set()
-    zeroed = [node for node in useful if node not in kept]
-    _check_zeroing(useful, zeroed, kept)
+    kept = set() if count is None else {node for node in wanted if node.role is Role.PARAM}
     seeds = [_seed(root, scale, count) for root in roots]
     parts += [
-        comment("zero gradients", Comp(tuple(zero_statements(zeroed)))),
+        comment("zero gradients", Comp(tuple(zero_statements(node for node in useful if node not in kept)))),
         comment("backward", sequence(Comp(tuple(seeds)), Comp(tuple(backward_statements(nodes, useful))))),
     ]
     made = comment("gradients", sequence(*parts))
+    _check_zeroing(made, kept)
     return replace(made, attributes={**made.attributes, "accum_steps": count})
 
 
@@ -147,10 +146,16 @@ def _wanted(roots: Sequence[Tensor], params: Sequence[Tensor] | None) -> list[No
     return wanted
 
 
-def _check_zeroing(useful: Sequence[Node], zeroed: Sequence[Node], kept: set[Node]) -> None:
-    missing = [node for node in useful if node not in kept and node not in zeroed]
-    if missing:
-        raise GradientError(f"the gradient of {missing[0].label!r} would accumulate over runs: it is never zeroed")
+def _check_zeroing(comp: Comp, kept: set[Node]) -> None:
+    """Every gradient that the backward code adds to starts from a value of this run, but for the accumulated ones."""
+    started = {node.gradient for node in kept}
+    for statement, _ in comp.statements():
+        gradient = statement.target.node
+        if not gradient.is_gradient:
+            continue
+        if statement.op is not None and not statement.reset and gradient not in started:
+            raise GradientError(f"{gradient.label!r} would accumulate over runs: it is never zeroed")
+        started.add(gradient)
 
 
 def widen_loss(root: Tensor) -> None:
