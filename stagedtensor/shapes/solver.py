@@ -188,42 +188,47 @@ class _Solver:
             if chosen:
                 return self._give_axes(chosen)
         # Nothing but empty rows and sizes of 1 is left to go by; plain numbers do not count even then.
-        weak = {row: ranks for row, found in uses.items() if (ranks := _weak_ranks(found))}
-        return self._give_axes({row: min(ranks) for row, ranks in weak.items()})
+        weak = {row: min(ranks) for row, found in uses.items() if (ranks := _weak_ranks(found))}
+        return self._give_axes(dict.fromkeys(self._idle_inputs(), 0) | weak)
 
     def _give_axes(self, chosen: dict[Row, int]) -> bool:
+        places = self._places()
         for row, rank in chosen.items():
             if row.root.dims is None:
-                where = self._where_of_row(row)
+                where = places.get(row) or self._anywhere()
                 reason = Reason(f"{where.row} row of {where.label}", where.source)
                 self.unknowns.bind(row, tuple(Dim() for _ in range(rank)), reason, where)
         return bool(chosen)
 
     def _default_rows(self) -> bool:
-        """Empty what nothing determines, input rows of parameters first; other open parameter rows are errors.
+        """Empty what nothing determines; an open row of a parameter is an error."""
+        for node, kind, row in self._unknown_of_parameters():
+            return self._give_up(self._undetermined(node, kind, row))
+        owned = [row.root for rows in self.rows.values() for row in rows.values()]
+        variables = [row.root for found in self.variables.values() for row in found.rows.values()]
+        unknown = [row for row in dict.fromkeys(owned + variables) if row.dims is None]
+        results = self._results()
+        empties = [row for row in unknown if row not in results] or unknown
+        return self._give_axes(dict.fromkeys(empties, 0))
 
-        An input row that waits for some parameter's output row (a contraction over a hidden size) is not emptied.
-        """
-        unknown = [
+    def _unknown_of_parameters(self) -> list[tuple[Node, RowKind, Row]]:
+        found = [
             (node, kind, row.root)
             for node, rows in self.rows.items()
+            if node.role is Role.PARAM
             for kind, row in rows.items()
             if row.root.dims is None
         ]
-        params = [(node, kind, row) for node, kind, row in unknown if node.role is Role.PARAM]
+        return sorted(found, key=lambda entry: entry[0].number)
+
+    def _idle_inputs(self) -> list[Row]:
+        """Return open input rows of parameters that wait for no parameter's output row: they are empty.
+
+        One that does wait (a contraction over a hidden size) is left to whatever determines that output row.
+        """
+        params = self._unknown_of_parameters()
         blocked = self._linked({row for _, kind, row in params if kind == "output"})
-        empties = {row for _, kind, row in params if kind != "output" and row not in blocked}
-        if not empties:
-            for node, kind, row in sorted(params, key=lambda found: found[0].number):
-                return self._give_up(self._undetermined(node, kind, row))
-            variables = [row.root for found in self.variables.values() for row in found.rows.values()]
-            results = self._results()
-            open_rows = [row for _, _, row in unknown] + [row for row in variables if row.dims is None]
-            empties = {row for row in open_rows if row not in results} or set(open_rows)
-        for row in empties:
-            if row.root.dims is None:
-                self.unknowns.bind(row, (), None, self._where_of_row(row))
-        return bool(empties)
+        return [row for _, kind, row in params if kind != "output" and row not in blocked]
 
     def _linked(self, rows: set[Row]) -> set[Row]:
         """Return the unknown rows that hang together with any of ``rows`` through constraints still waiting."""
@@ -336,11 +341,16 @@ class _Solver:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _where_of_row(self, row: Row) -> Where:
+    def _places(self) -> dict[Row, Where]:
+        """Return, for each unknown row of nodes, the first node it belongs to."""
+        places: dict[Row, Where] = {}
         for node, rows in self.rows.items():
-            for kind, other in rows.items():
-                if other.root is row.root:
-                    return Where(node.label, node.source, kind)
+            for kind, row in rows.items():
+                if row.root.dims is None:
+                    places.setdefault(row.root, Where(node.label, node.source, kind))
+        return places
+
+    def _anywhere(self) -> Where:
         node = next(iter(self.rows))
         return Where(node.label, node.source)
 
