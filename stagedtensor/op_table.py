@@ -143,6 +143,7 @@ OPS: dict[str, ScalarOp] = _row(
         1,
         lambda a: np.where(np.isfinite(a), np.zeros_like(a), np.full_like(a, np.inf)),
         "logic",
+        float_only=True,
         differentiable=False,
     ),
     # select: a where the predicate is not zero, else b; nothing is evaluated into the result of the branch not taken
