@@ -19,6 +19,7 @@ from stagedtensor import statements as tree
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import distinct_names, kernel_name, kernel_of, loads
 from stagedtensor.codegen.lower_expr import ExprLowering, Scalars, arithmetic, cast, constant, value_precs
+from stagedtensor.codegen.pull import pulled
 from stagedtensor.codegen.rewrite import fresh_copy
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import InternalError
@@ -39,6 +40,7 @@ def lower(program: SolvedProgram, numerics: Numerics, backend: str) -> ir.Module
     kernels: list[ir.Proc] = []
     for statement, comment in zip(program.statements, program.comments, strict=True):
         for projected in program.projected(statement):
+            projected = pulled(projected, program.shape(statement.target.node).dims) or projected
             lowering = _StatementLowering(program, projected, comment, storage, scalars, numerics, backend)
             kernels.extend(kernel_of(block) for block in lowering.blocks())
     for node in sorted(program.keep, key=lambda node: node.number):

@@ -173,6 +173,9 @@ class ExprLowering:
         match expr:
             case tree.Literal_(value):
                 return constant(value, prec)
+            case tree.FiniteLimit(highest, node):
+                held = self.program.prec(node or self.projected.statement.target.node)
+                return constant(held.max_finite if highest else held.min_finite, prec, held)
             case tree.Access():
                 return cast(self.stored(expr), prec)
             case tree.DimValue():
