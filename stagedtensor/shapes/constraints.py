@@ -185,11 +185,15 @@ class RowJoin:
 
 @dataclass(eq=False)
 class RowFits(Plain):
-    """An assignment: the operand's row broadcasts to the target's and never widens it."""
+    """An assignment: the operand's row broadcasts to the target's and never widens it.
+
+    ``opens``: the target is a cell or state, whose open rows its assignments may determine.
+    """
 
     operand: Row
     target: Row
     where: Where
+    opens: bool = True
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Wait for both rows, then hand over to one ``DimFits`` per axis of the operand."""
@@ -205,7 +209,7 @@ class RowFits(Plain):
                 "an assignment never widens its target; reduce the operand or declare the target with these axes",
             )
         pairs = zip(reversed(operand.dims), reversed(target.dims), strict=False)
-        return [DimFits(small, large, self.where) for small, large in pairs]
+        return [DimFits(small, large, self.where, self.opens) for small, large in pairs]
 
     def uses(self) -> Iterator[RowUse | DimUse]:
         """An unknown operand takes the target's row; an open target must hold its operands."""
@@ -214,7 +218,7 @@ class RowFits(Plain):
             return
         if operand.dims is None:
             yield RowUse(operand, None if target.dims is None else len(target.dims))
-        if target.dims is None:
+        if target.dims is None and self.opens:
             yield RowUse(target, None if operand.dims is None else len(operand.dims), covers=True)
 
 
@@ -289,6 +293,7 @@ class DimFits(Plain):
     operand: Dim
     target: Dim
     where: Where
+    opens: bool = True
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer the target from a size other than 1, the operand from a target of 1."""
@@ -310,5 +315,5 @@ class DimFits(Plain):
         operand, target = self.operand.root, self.target.root
         if operand.extent is None:
             yield DimUse(operand, target.extent, target.reason, self.where, label=target.label)
-        if target.extent is None:
+        if target.extent is None and self.opens:
             yield DimUse(target, operand.extent, operand.reason, self.where, label=operand.label, covers=True)

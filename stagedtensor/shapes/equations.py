@@ -12,7 +12,7 @@ from typing import Any
 
 from stagedtensor.dims import MEMORY_ORDER, CapturedDim, DynamicDim, RowKind
 from stagedtensor.errors import SpecError
-from stagedtensor.node import Node
+from stagedtensor.node import Node, Role
 from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, Sliced, Spec, StaticIndex
 from stagedtensor.statements import Scope
 
@@ -207,7 +207,8 @@ class ScopeEquations:
                 for row, _, _ in operands:
                     self._unknowns.unify_rows(whole, row, where)
             elif results and not self.scope.derives:
-                self.constraints.extend(RowFits(row, whole, where) for row, _, _ in operands)
+                opens = self.scope.result.role in (Role.CELL, Role.STATE)
+                self.constraints.extend(RowFits(row, whole, where, opens) for row, _, _ in operands)
             elif operands:
                 rows = tuple(row for row, _, _ in operands)
                 flags = tuple(self._neutral(node) for _, node, _ in operands)

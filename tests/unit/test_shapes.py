@@ -311,6 +311,13 @@ def test_assignment_broadcasts_to_its_target_and_never_widens_it() -> None:
     assert "the output row (3) does not fit into the assigned ()" in message(flat)
 
 
+def test_updates_do_not_shape_an_open_parameter() -> None:
+    b, rate = param("b"), data("rate")
+    assign(b, rate, gradient_of(b))
+    point("add", data("x", [4], (), [7]), b)
+    assert shape(b) == "7"
+
+
 def test_assignment_determines_open_cells() -> None:
     cell = Node(
         Role.CELL, "c", declared=DeclaredShape(DeclaredRow(open=True), DeclaredRow(open=True), DeclaredRow(open=True))
