@@ -75,8 +75,8 @@ is_integer: Final[Predicate[Prec]] = Predicate(lambda prec: prec.is_integer, "is
 # -- op kinds -------------------------------------------------------------------------------------------------------
 
 _OTHER_KINDS: Final = (
-    "argmax", "argmin", "cast", "clamp", "concat", "einsum", "gather", "matmul", "max", "min", "one_hot", "permute",
-    "prod", "reshape", "slice", "sum",
+    "argmax", "argmin", "cast", "clamp", "concat", "einsum", "gather", "matmul", "max", "min", "nan_to_num",
+    "one_hot", "permute", "prod", "reshape", "slice", "sum",
 )  # fmt: skip
 _kinds: dict[str, None] = dict.fromkeys((*OPS, *_OTHER_KINDS))
 

@@ -28,6 +28,7 @@ from .statements import (
     Apply,
     DimValue,
     Expr,
+    FiniteLimit,
     IterValue,
     LinearIndex,
     Literal_,
@@ -115,6 +116,8 @@ def expr_text(expr: Expr, level: int = 0) -> str:
             return f"index({name})"
         case LinearIndex():
             return "cell"
+        case FiniteLimit(highest):
+            return "greatest" if highest else "least"
         case Apply(op, (argument,)) if op == "neg":
             text, own = f"-{expr_text(argument, 3)}", 3
         case Apply(op, (left, right)) if op in _INFIX:

@@ -79,6 +79,14 @@ class LinearIndex:
 
 
 @dataclass(frozen=True)
+class FiniteLimit:
+    """The greatest or least finite value of a storage format: that of ``node``, or of the statement's target."""
+
+    highest: bool
+    node: Node | None = None
+
+
+@dataclass(frozen=True)
 class Apply:
     """A table op over subtrees."""
 
@@ -86,7 +94,7 @@ class Apply:
     args: tuple[Expr, ...]
 
 
-Expr: TypeAlias = Access | Literal_ | DimValue | IterValue | LinearIndex | Apply
+Expr: TypeAlias = Access | Literal_ | DimValue | IterValue | LinearIndex | FiniteLimit | Apply
 
 
 def walk(expr: Expr) -> Iterator[Expr]:

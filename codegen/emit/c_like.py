@@ -98,7 +98,7 @@ def literal(value: float | int, prec: Prec) -> tuple[Text, str | None]:
 def _shortest(number: float, prec: Prec) -> str:
     single = prec is f32
     text = repr(number) if not single else str(np.float32(number))
-    if float(np.float32(text)) != number and single:
+    if single and float(np.float32(text)) != number:
         raise InternalError(f"constant {number!r} is not a value of {prec}")
     if not any(mark in text for mark in ".e"):
         text += ".0"
@@ -260,10 +260,8 @@ class ExpressionPrinter:
 
     def _cast(self, expr: Cast) -> Text:
         source, target = expr.arg.type, expr.type
-        if isinstance(expr.arg, Apply) and expr.arg.op in _BOOLEAN:
-            if target is f32 or target is f64 or target.is_integer or target is bool_:
-                inner = self._as_type(self.condition(expr.arg), target)
-                return self._flushed(inner, target) if expr.flush else inner
+        if isinstance(expr.arg, Apply) and expr.arg.op in _BOOLEAN and not target.is_narrow:
+            return self._as_type(self.condition(expr.arg), target)
         name = conversion(source, target, expr.saturate)
         if name is None:
             if source is target:

@@ -6,7 +6,7 @@ import math
 
 from stagedtensor.composite import composite
 from stagedtensor.specs import pointwise as pointwise_spec
-from stagedtensor.statements import Access, Apply
+from stagedtensor.statements import Access, Apply, Expr, FiniteLimit
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, apply_pointwise, lift
 
 
@@ -172,6 +172,27 @@ def clamp(x: TensorLike, low: float | None = None, high: float | None = None) ->
         rule="clamp",
         attributes={"low": low, "high": high},
     )
+
+
+def nan_to_num(
+    x: TensorLike, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """Replace NaN by ``nan`` and infinities by ``posinf``, ``neginf``; None is the result's greatest and least number.
+
+    Finite cells, and so integers, stay. The gradient passes at finite cells and is 0 at the others.
+    """
+    operands = [lift(x), *(lift(value) for value in (nan, posinf, neginf) if value is not None)]
+
+    def tree(value: Access, *given: Access) -> Expr:
+        for_nan, *rest = given
+        above: Expr = rest[0] if posinf is not None else FiniteLimit(highest=True)
+        below: Expr = rest[-1] if neginf is not None else FiniteLimit(highest=False)
+        # ordered comparisons with the operand's own limits: none holds for an integer
+        below = Apply("where", (Apply("lt", (value, FiniteLimit(highest=False, node=value.node))), below, value))
+        above = Apply("where", (Apply("gt", (value, FiniteLimit(highest=True, node=value.node))), above, below))
+        return Apply("where", (Apply("ne", (value, value)), for_nan, above))
+
+    return apply_op("nan_to_num", operands, pointwise_spec(len(operands)), tree)
 
 
 def stop_gradient(x: TensorLike) -> Tensor:
