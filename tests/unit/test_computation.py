@@ -192,10 +192,12 @@ def test_solving_checks_literals() -> None:
 # -- shapes -------------------------------------------------------------------------------------------------------
 
 
-def test_an_open_target_takes_the_shape_of_its_operands() -> None:
+def test_an_open_operand_takes_the_shape_of_the_target_but_never_gives_it() -> None:
     p, q = st.param("p", output=[2, 3]), st.param("q", trainable=False)
-    comp = st.computation("q =: 2 *. p", p=p, q=q)
-    assert str(solve_program(comp).shape(q.node)) == "2,3"
+    assert str(solve_program(st.computation("p =: 2 *. q", p=p, q=q)).shape(q.node)) == "2,3"
+    other = st.param("other", trainable=False)
+    with pytest.raises(ShapeError, match="nothing determines the output row of parameter 'other'"):
+        solve_program(st.computation("other =: 2 *. p", p=p, other=other))
 
 
 def test_operands_never_widen_the_target() -> None:
