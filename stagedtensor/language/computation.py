@@ -21,7 +21,7 @@ from stagedtensor.program import Comp, forward
 from stagedtensor.source import Source, user_source
 from stagedtensor.specs import CONTRACTION, ShapeSpec, Spec, pointwise
 from stagedtensor.statements import Access, Apply, Expr, Literal_, Scope, Stage, Statement, WriteOp
-from stagedtensor.tensor import Tensor, lift
+from stagedtensor.tensor import Tensor, lift, tensor_of
 
 from .caret import near, spec_error
 from .einsum_parser import parse_spec
@@ -146,7 +146,7 @@ def _bind(name: str, value: Any, source: Source) -> Tensor | Literal_:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Node):
-        return Tensor(value) if value.tensor is None else _tensor(value)
+        return tensor_of(value)
     if isinstance(value, np.bool_ | np.integer | np.floating):
         value = value.item()
     if isinstance(value, bool | int | float):
@@ -162,11 +162,6 @@ def _bind(name: str, value: Any, source: Source) -> Tensor | Literal_:
         f"computation: {name!r} is {type(value).__name__}\n  {source.quoted()}\n"
         "  expected a tensor or a number; make arrays and lists tensors with st.constant"
     )
-
-
-def _tensor(node: Node) -> Tensor:
-    known: Tensor = node.tensor
-    return known
 
 
 def _is_extent(node: Node) -> bool:
