@@ -128,5 +128,5 @@ class Shape:
             return ",".join(map(str, row))
 
         parts = f"{text(self.batch)} | " if self.batch else ""
-        parts += f"{text(self.input)} -> " if self.input or self.batch else ""
+        parts += f"{text(self.input)} -> ".lstrip() if self.input or self.batch else ""
         return (parts + text(self.output)).strip() if (self.batch or self.input or self.output) else "()"

@@ -133,7 +133,7 @@ def test_rows_move_between_kinds() -> None:
     with st.Session(), st.Context("reference") as ctx:
         x = st.constant(A.astype(np.float32), batch=1)
         y = st.einsum("..b..|..o.. => ..o..|..b..", x)
-        assert str(y.shape) == "4 |  -> 3"
+        assert str(y.shape) == "4 | -> 3"
         ctx.run(ctx.compile(y))
         np.testing.assert_array_equal(ctx.get_values(y), A.T.astype(np.float32))
 
