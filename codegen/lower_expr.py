@@ -250,6 +250,7 @@ class ExprLowering:
             return self.lower(args[0], prec)
         if row.name == "nonfinite":
             own = self.own_type(expr, prec)
+            own = own if own.is_float else prec if prec.is_float else f32
             return cast(ir.Apply(row.name, (self.lower(args[0], own),), own), prec)
         values = tuple(
             self.predicate(arg) if at in row.predicates else self.lower(arg, prec) for at, arg in enumerate(args)

@@ -163,7 +163,8 @@ def _cast(expr: ir.Cast) -> ir.Expr:
     arg = expr.arg
     if arg.type is expr.type and not expr.flush and not expr.saturate:
         return arg
-    if isinstance(arg, ir.Const) and not expr.type.is_narrow and not expr.flush and expr.type not in (bool_, u4x32):
+    plain = not (expr.type.is_narrow or expr.flush or expr.saturate or expr.type in (bool_, u4x32))
+    if isinstance(arg, ir.Const) and plain:
         return constant(arg.value, expr.type, arg.type)
     if isinstance(arg, ir.Cast) and not arg.flush and exact_in(arg.arg, arg.type):
         return _cast(replace(expr, arg=arg.arg))
@@ -175,6 +176,8 @@ def _moved_inwards(expr: ir.Cast) -> ir.Expr:
     outer = expr.arg
     if not (isinstance(outer, ir.Apply) and outer.op in ("relu", "neg", "abs", "where") and expr.type.is_float):
         return expr
+    if outer.op == "relu" and not expr.type.has_inf:
+        return expr  # -1000 overflows to NaN in f8e4m3, which relu keeps; relu(-1000) is 0
     values = tuple(
         _unrounded(arg, expr) if at not in OPS[outer.op].predicates else arg for at, arg in enumerate(outer.args)
     )
@@ -221,6 +224,8 @@ def _folded(expr: ir.Apply) -> ir.Expr:
     prec = expr.type
     if row.prelude or row.op_class == "random" or prec.is_narrow or prec in (bool_, u4x32):
         return expr
+    if prec.is_float and expr.op in ("floordiv", "mod"):
+        return expr  # the prelude's, too, where they are not exact
     values = [_cell(arg, arg.type if at in row.predicates else prec) for at, arg in enumerate(expr.args)]
     with np.errstate(all="ignore"):
         result = np.asarray(row.numpy(*values)).astype(prec.numpy_dtype)
