@@ -265,7 +265,7 @@ class Context:
     # -- data -----------------------------------------------------------------------------------------------------
     def set_values(self, t: HasNode, values: Any) -> None:
         """Copy host values into ``t``, converting once; compiles nothing and never aliases the caller's memory."""
-        node = t.node
+        node = node_of(t)
         held = self._store.stored.get(node)
         # the common case, a scalar into a settled float cell, costs one NumPy store
         if (
@@ -323,7 +323,7 @@ class Context:
 
     def get_values(self, t: HasNode) -> Array:
         """Wait and return a fresh array in the node's own dtype (ml_dtypes for bf16 and fp8)."""
-        node = t.node
+        node = node_of(t)
         self._enter()
         try:
             self._ensure_readable(node)
@@ -333,7 +333,7 @@ class Context:
 
     def view(self, t: HasNode, *, writable: bool = False) -> Any:
         """Return a zero-copy array over the node's buffer; invalid after ``close``."""
-        node = t.node
+        node = node_of(t)
         self._enter()
         try:
             self._ensure_readable(node)

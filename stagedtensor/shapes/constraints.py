@@ -111,13 +111,18 @@ class RowSplit(Plain):
 
 @dataclass(eq=False)
 class RowJoin:
-    """``result`` is the broadcast of the operands' rows. ``neutral[i]``: operand i is a plain number."""
+    """``result`` is the broadcast of the operands' rows.
+
+    ``neutral[i]``: operand i is a plain number. ``silent[i]``: operand i is a gradient, whose readers (clipping, optimizers)
+    say nothing of its parameter's shape.
+    """
 
     operands: tuple[Row, ...]
     neutral: tuple[bool, ...]
     result: Row
     where: Where
     passed: Row | None = None
+    silent: tuple[bool, ...] = ()
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer numbers of axes; hand over to one ``DimJoin`` per axis when all are known."""
@@ -158,8 +163,12 @@ class RowJoin:
 
     def uses(self) -> Iterator[RowUse | DimUse]:
         """An unknown operand takes the join of the others, or else what the result is used as."""
+        gradients = {row.root for row, flag in zip(self.operands, self.silent, strict=False) if flag}
+        gradients -= {row.root for row, flag in zip(self.operands, self.silent, strict=False) if not flag}
         if self.passed is not None:
             passed = self.passed.root
+            if passed in gradients:
+                return
             empty = [flag for row, flag in zip(self.operands, self.neutral, strict=True) if row.root is not passed]
             if passed.dims is None and empty:
                 yield RowUse(passed, 0, weak=True, neutral=all(empty))
@@ -167,7 +176,7 @@ class RowJoin:
         pairs = [(row.root, flag) for row, flag in zip(self.operands, self.neutral, strict=True)]
         result = self.result.root
         for row in distinct([row for row, _ in pairs]):
-            if row.dims is not None:
+            if row.dims is not None or row in gradients:
                 continue
             others = [pair for pair in pairs if pair[0] is not row]
             known = [other.dims for other, _ in others if other.dims is not None]

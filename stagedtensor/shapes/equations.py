@@ -17,6 +17,7 @@ from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, R
 from stagedtensor.statements import Scope
 
 from .constraints import Constraint, RowFits, RowJoin, RowSplit
+from .graph import owner_of_shape
 from .rows import Dim, Reason, Row, Unknowns, Where
 from .sizes import AffineSize, CellCount, SameProduct, SliceSize, SumSize
 
@@ -207,12 +208,15 @@ class ScopeEquations:
                 for row, _, _ in operands:
                     self._unknowns.unify_rows(whole, row, where)
             elif results and not self.scope.derives:
-                opens = self.scope.result.role in (Role.CELL, Role.STATE)
+                # optimizer state has its parameter's shape; only cells and state without an owner take one from use
+                target = self.scope.result
+                opens = target.role in (Role.CELL, Role.STATE) and target.owner is None and not target.is_gradient
                 self.constraints.extend(RowFits(row, whole, where, opens) for row, _, _ in operands)
             elif operands:
                 rows = tuple(row for row, _, _ in operands)
                 flags = tuple(self._neutral(node) for _, node, _ in operands)
-                self.constraints.append(RowJoin(rows, flags, whole, where))
+                silent = tuple(node.is_gradient for _, node, _ in operands)
+                self.constraints.append(RowJoin(rows, flags, whole, where, silent=silent))
         for row, variable, kind in self._flat:
             partner = flat_partner(self.scope.spec, variable)
             if partner is None:
