@@ -41,6 +41,8 @@ GROUPS = {
     "train": "Training",
     "optim": "Training",
     "schedules": "Training",
+    "cast_twins": "Mixed precision",
+    "loss_scaler": "Mixed precision",
     "mixed_prec": "Mixed precision",
 }
 ORDER = (*dict.fromkeys(GROUPS.values()), "Modules")
