@@ -77,9 +77,12 @@ class Executable:
 class Device(Protocol):
     """A back end."""
 
-    name: str
     backend: str
     """What ``numerics.compute_prec`` calls it."""
+
+    @property
+    def name(self) -> str:
+        """The device as messages call it."""
 
     def allocate(self, prec: Prec, cells: int) -> Any:
         """Return zeroed memory for ``cells`` cells."""

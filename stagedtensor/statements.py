@@ -163,7 +163,7 @@ class Statement:
         from_specs = [self.target.rows, *(access.rows for access in accesses(self.expr))]
         for rows in from_specs:
             for kind in ("batch", "input", "output"):
-                for term in rows.row(kind).terms:  # type: ignore[arg-type]
+                for term in rows.row(kind).terms:
                     if type(term).__name__ == "Gathered":
                         yield self.scope.nodes[term.operand]  # type: ignore[union-attr]
 

@@ -292,7 +292,7 @@ def _sampler(init: Initializer, name: str | None, seed: int, rows: dict[str, Row
             )
         return init
     declared = DeclaredShape(*(declared_row(rows[kind], open_if_none=False) for kind in ("batch", "input", "output")))
-    sizes = [axis.size for kind in ("batch", "input", "output") for axis in declared.row(kind).axes]  # type: ignore[arg-type]
+    sizes = [axis.size for kind in ("batch", "input", "output") for axis in declared.row(kind).axes]
     if any(size is None for size in sizes):
         raise ShapeError(f"a random tensor's sizes must all be given, got {rows} ({user_source().quoted()})")
     key0, key1 = stream_key(seed, name or "random")
@@ -325,7 +325,7 @@ def _sampler(init: Initializer, name: str | None, seed: int, rows: dict[str, Row
 def _shape_for_fans(declared: DeclaredShape) -> Shape:
     def row(kind: Any) -> tuple[Axis, ...]:
         sizes = (axis.size for axis in declared.row(kind).axes)
-        return tuple(Axis(size.max if isinstance(size, DynamicDim) else size) for size in sizes)  # type: ignore[union-attr,arg-type]
+        return tuple(Axis(size.max if isinstance(size, DynamicDim) else size) for size in sizes)  # type: ignore[arg-type]
 
     return Shape(row("batch"), row("input"), row("output"))
 
