@@ -154,7 +154,7 @@ ST_FN double st_floordiv_f64(double a, double b) {
     double whole = floor(quotient);
     whole += (double)(quotient - whole > 0.5);
     whole = quotient == 0.0 ? copysign(0.0, a / b) : whole;
-    return b == 0.0 ? a / b : whole;
+    return b == 0.0 ? a / b + (a - a) : whole;
 }
 
 //! st_floordiv_@S@ | for i64 i32 i16 i8

@@ -163,7 +163,7 @@ def floordiv_f64(a: Array, b: Array) -> Array:
     whole = np.floor(quotient)
     whole = whole + (quotient - whole > 0.5)
     whole = np.where(quotient == 0, np.copysign(0.0, a / b), whole)
-    return np.asarray(np.where(b == 0, a / b, whole))
+    return np.asarray(np.where(b == 0, a / b + (a - a), whole))
 
 
 def floordiv_integer(a: Array, b: Array) -> Array:
