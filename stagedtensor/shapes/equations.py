@@ -17,7 +17,6 @@ from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, R
 from stagedtensor.statements import Scope
 
 from .constraints import Constraint, RowFits, RowJoin, RowSplit
-from .graph import owner_of_shape
 from .rows import Dim, Reason, Row, Unknowns, Where
 from .sizes import AffineSize, CellCount, SameProduct, SliceSize, SumSize
 
