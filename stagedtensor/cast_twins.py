@@ -82,8 +82,8 @@ def cast_param(
     twin's, PrecisionError for formats that do not fit.
 
     >>> import stagedtensor as st
-    >>> w = st.param("w", input=[4], output=[3])
-    >>> y = st.cast_param(w, "bf16") @ x
+    >>> st.cast_param(st.param("w", input=[4], output=[3]), "bf16").precision
+    bf16
     """
     if not isinstance(p, Tensor) or p.node.role is not Role.PARAM:
         what = f"{p.label!r} ({p.node.role.value})" if isinstance(p, Tensor) else type(p).__name__
@@ -142,7 +142,9 @@ def master_weights(
 
     >>> import stagedtensor as st
     >>> with st.master_weights("bf16", only=lambda p: not p.name.endswith("bias")):
-    ...     logits = model(x)
+    ...     w, bias = st.param("w", input=[4], output=[3]), st.param("bias", output=[3])
+    >>> w.precision, bias.precision
+    (bf16, f32)
     """
     if only is not None and not callable(only):
         raise TypeError(f"only is a test of a parameter, not {only!r} ({user_source().quoted()})")

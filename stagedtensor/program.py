@@ -121,7 +121,8 @@ def sequence(*comps: Comp) -> Comp:
     """Join computations: each runs after the one before it.
 
     >>> import stagedtensor as st
-    >>> step = st.sequence(st.grad_update(loss), update)
+    >>> loss = st.sum(st.param("w", output=[4]) ** 2)
+    >>> step = st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1))
     """
     for comp in comps:
         _check(comp, "sequence")
@@ -135,7 +136,7 @@ def comment(text: str, comp: Comp) -> Comp:
     """Name a part; the name appears in the generated source above its kernels.
 
     >>> import stagedtensor as st
-    >>> st.comment("momentum", st.computation("m =: beta *. m + p.grad", m=m, p=p, beta=0.9))
+    >>> decay = st.comment("decay", st.computation("p =* 0.99", p=st.param("p", output=[8])))
     """
     if not isinstance(text, str) or not text.strip():
         raise TypeError(f"comment: expected a non-empty text, got {text!r} ({user_source().quoted()})")

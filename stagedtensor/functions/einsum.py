@@ -162,14 +162,16 @@ def einsum(
 
     >>> import stagedtensor as st
     >>> x, w = st.placeholder("x", batch=[8], output=[3, 4]), st.param("w", output=[4, 5])
-    >>> st.einsum("b|ij;jk => b|ik", x, w)                 # 8 | 3,4 times 4,5 -> 8 | 3,5
-    >>> st.einsum("...|... => 0", x)                       # everything into one cell
-    >>> st.einsum("...|ij => ...|i", x, reduce="max")      # row maxima
-    >>> st.einsum("b|i,2*o+k; k => b|i,o", x, st.param("k", output=[2]))   # windows of 2, every second
-    >>> st.einsum("b|i,a; b|i,c => b|i,a^c", x, x)         # joined along the last axis
-    >>> st.einsum("bij,bjk->bik", p, q)                    # NumPy's form
+    >>> print(st.einsum("b|ij;jk => b|ik", x, w).shape)
+    8 | -> 3,5
+    >>> everything = st.einsum("...|... => 0", x)                      # into one cell
+    >>> maxima = st.einsum("...|ij => ...|i", x, reduce="max")
+    >>> pairs = st.einsum("b|i,2*o+k; k => b|i,o", x, st.param("k", output=[2]))   # windows of 2, every second
+    >>> print(st.einsum("b|i,a; b|i,c => b|i,a^c", x, x).shape)        # joined along the last axis
+    8 | -> 3,8
+    >>> gram = st.einsum("ij,ik->jk", w, w)                            # NumPy's form
     >>> y, dims = st.einsum("b|ij => b|i", x, capture=["j"])
-    >>> y / dims.j                                         # a mean
+    >>> mean = y / dims.j
 
     ``combine="add"`` adds operands instead of multiplying them. ``capture`` names indices or row variables whose sizes
     are returned as well: ``(tensor, dims)``. ``sizes`` fixes sizes by name. Raises SpecError with a caret.

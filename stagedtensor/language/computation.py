@@ -60,7 +60,8 @@ def computation(text: str, /, **names: Any) -> Comp:
     >>> import stagedtensor as st
     >>> p = st.param("p", output=[8])
     >>> m = st.param("m", output=[8], trainable=False, init=0.0)
-    >>> st.computation("m =: beta *. m + p.grad; p =- lr *. m", p=p, m=m, beta=0.9, lr=st.host_scalar("lr", 0.1))
+    >>> lr = st.host_scalar("lr", 0.1)
+    >>> descent = st.computation("m =: beta *. m + p.grad; p =- lr *. m", p=p, m=m, beta=0.9, lr=lr)
 
     ``=:`` sets; ``=+ =- =* =/ =@^ =@-`` add to, ..., keep the greatest or least of what the target holds; with a ``:``
     after ``=`` they start from their neutral element instead. ``+ - *. /. **. ~-``, comparisons and the functions of the
@@ -98,7 +99,9 @@ def assign(
     ``op`` None sets, otherwise it accumulates, from the op's neutral element if ``reset``. ``spec`` is the index map
     (pointwise by default); the target exists, so it decides its own shape.
 
-    >>> assign(total, "add", lambda g: Apply("mul", (g, g)), p.grad, spec="...|...->... =>")
+    >>> import stagedtensor as st
+    >>> p, total = st.param("p", output=[8]), st.param("total", output=[], trainable=False)
+    >>> squares = assign(total, "add", lambda g: Apply("mul", (g, g)), p.grad, spec="...|...->... =>")
     """
     source = user_source()
     nodes = tuple(_node(operand) for operand in operands)

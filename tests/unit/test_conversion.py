@@ -10,10 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from stagedtensor import precision as formats
 from stagedtensor.conversion import all_in_range, convert, from_codes, ingest, representable, to_codes
 from stagedtensor.errors import PrecisionError
 from stagedtensor.precision import (
@@ -30,8 +28,10 @@ from stagedtensor.precision import (
     i8,
     i32,
     i64,
+    precision,
     u4x32,
     u8,
+    u64,
 )
 from tests.oracles.rounding import (
     FLOAT_NAMES,
@@ -83,7 +83,7 @@ def f32_of(*bits: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 @pytest.mark.parametrize("source", LAYOUTS)
 @pytest.mark.parametrize("target", LAYOUTS)
 def test_array_oracle_agrees_with_fractions(source: str, target: str) -> None:
-    prec = formats.precision(source)
+    prec = precision(source)
     codes = random_codes(prec, 40, (source, target))
     if source in ("f64", "f32") and LAYOUTS[target].exponent and LAYOUTS[target].bits < 32:
         edges = edge_codes(source, target)
@@ -176,7 +176,7 @@ def integer_edges(source: Prec) -> Codes:
         a + (a >> shift) + (a >> (shift + 1)) + c for a in powers for shift in (1, 2, 3, 7, 10) for c in (-1, 0, 1)
     }
     lengths = generator.integers(0, 64, 1 << 14).astype(np.uint64)
-    scattered = random_codes(formats.u64, 1 << 14, "integers") >> lengths
+    scattered = random_codes(u64, 1 << 14, "integers") >> lengths
     modulus = 1 << source.bits
     edges = np.array(sorted({sign * value % modulus for value in values for sign in (1, -1)}), np.uint64)
     return np.concatenate([edges, scattered & np.uint64(modulus - 1)])

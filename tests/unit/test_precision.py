@@ -13,10 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from stagedtensor import precision as formats
+import stagedtensor
 from stagedtensor.errors import PrecisionError
 from stagedtensor.precision import (
     ALL,
@@ -75,7 +74,7 @@ def test_tuples_hold_every_format_once() -> None:
     )
     assert (*FLOATS, *INTEGERS, bool_, u4x32) == ALL
     for prec in ALL:
-        assert getattr(formats, "bool_" if prec is bool_ else prec.name) is prec
+        assert getattr(stagedtensor, prec.name) is prec
         assert repr(prec) == str(prec) == prec.name
 
 
