@@ -21,11 +21,13 @@ from .structural import STRUCTURAL
 def useful_nodes(roots: Sequence[Node], wanted: Iterable[Node] | None = None) -> list[Node]:
     """Return the nodes whose gradient is needed, in depth-first post-order.
 
-    ``wanted`` are terminals; None wants every terminal that carries a gradient.
+    ``wanted`` are terminals; None wants every terminal that carries a gradient. What the roots reach only through ops
+    without a gradient (behind ``stop_gradient``, as an index) needs none.
     """
     targets = None if wanted is None else set(wanted)
+    order = ancestors(roots)
     useful: dict[Node, None] = {}
-    for node in ancestors(roots):
+    for node in order:
         if node.gradient is None:
             continue
         if node.record is None:
@@ -35,7 +37,11 @@ def useful_nodes(roots: Sequence[Node], wanted: Iterable[Node] | None = None) ->
             operand.slot is Slot.DATA and operand.node in useful for operand in node.record.operands
         ):
             useful[node] = None
-    return list(useful)
+    reached = set(roots)
+    for node in reversed(order):
+        if node in reached and node.record is not None and node.record.rule is not None:
+            reached.update(operand.node for operand in node.record.operands if operand.slot is Slot.DATA)
+    return [node for node in useful if node in reached]
 
 
 def trained(roots: Sequence[Node]) -> list[Node]:
