@@ -10,6 +10,9 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.autodiff.rules import DERIVATIVES, missing_rows
+from stagedtensor.codegen.emit.c_like import C_OPS
+from stagedtensor.codegen.prelude.mirror import MIRROR
+from stagedtensor.language.computation import FUNCTIONS
 from stagedtensor.op_table import OPS, REDUCTIONS
 
 
@@ -43,6 +46,27 @@ def test_neutral_elements_are_neutral() -> None:
     for reduction in REDUCTIONS.values():
         combined = OPS[reduction.combine].numpy(cells, np.full_like(cells, reduction.neutral))
         np.testing.assert_array_equal(combined, cells, err_msg=reduction.name)
+
+
+def test_every_op_has_c_text_and_a_mirror() -> None:
+    assert set(OPS) == C_OPS
+    without_mirror = [
+        name
+        for name, op in OPS.items()
+        if op.prelude and op.op_class != "random" and f"st_{_stem(name)}_f32" not in MIRROR
+    ]
+    assert without_mirror == []
+
+
+def _stem(name: str) -> str:
+    return {"mod": "floormod"}.get(name, name)
+
+
+def test_every_op_can_be_written_in_a_statement() -> None:
+    """Random numbers are terminals; the identity is the bare operand."""
+    reachable = {op for op, _ in FUNCTIONS.values()}
+    assert set(OPS) - reachable == {"identity", "random_uniform", "random_normal"}
+    assert all(OPS[op].arity == arity for op, arity in FUNCTIONS.values() if op in OPS)
 
 
 def test_public_functions_of_the_op_table_are_exported() -> None:
