@@ -12,8 +12,8 @@ from stagedtensor.precision import Prec, bf16, bool_, f8e4m3, f8e5m2, f16, f32, 
 from stagedtensor.precision_reasons import Reason
 from stagedtensor.precision_requests import specify
 from stagedtensor.precision_solver import PrecisionSolution, solve_precisions
-from tests.oracles.graphs import Graph
 from tests.oracles.precision_fixpoint import Line, carries_gradient, fixpoint
+from tests.oracles.precision_graphs import Graph
 
 FLOATS = (f64, f32, f16, bf16, f8e4m3, f8e5m2)
 DATA = (*FLOATS, i64, i32, i8, u8, bool_)

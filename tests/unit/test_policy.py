@@ -27,7 +27,7 @@ from stagedtensor.predicates import (
     label,
     op_kind,
 )  # fmt: skip
-from tests.oracles.graphs import Graph, Root
+from tests.oracles.precision_graphs import Graph, Root
 
 
 def prec(node: Node | None) -> Prec:

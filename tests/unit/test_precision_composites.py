@@ -10,7 +10,7 @@ from stagedtensor.policy import PrecisionPolicy
 from stagedtensor.precision import Prec, bf16, f8e4m3, f16, f32, f64, i32
 from stagedtensor.precision_requests import specify
 from stagedtensor.precision_solver import solve_precisions
-from tests.oracles.graphs import Graph, Root
+from tests.oracles.precision_graphs import Graph, Root
 
 
 def prec(node: Node | None) -> Prec:

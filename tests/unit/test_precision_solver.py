@@ -34,7 +34,7 @@ from stagedtensor.precision_solver import settle, solve_precisions
 from stagedtensor.predicates import is_float, label
 from stagedtensor.specs import Name, RowSpec, ShapeSpec, Spec
 from stagedtensor.statements import Slot
-from tests.oracles.graphs import Graph, Root
+from tests.oracles.precision_graphs import Graph, Root
 
 
 def prec(node: Node | None) -> Prec:
