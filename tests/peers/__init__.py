@@ -1,0 +1,1 @@
+"""Tests beside other libraries, which must be installed."""
