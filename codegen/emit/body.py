@@ -6,7 +6,7 @@ of a static partition; what stands beside it in the same proc is thread 0's. Pri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
@@ -58,6 +58,7 @@ static inline int64_t st_part(int64_t count, int64_t grain, int part, int parts)
 """,
 )
 _INDENT = "    "
+_WIDTH = 120
 FLAT_GRAIN = 64
 """Elements: a whole number of cache lines in every format."""
 
@@ -69,14 +70,25 @@ def partition_grain(stmt: For) -> int:
 
 
 class BodyPrinter:
-    """Prints the statements of one proc. ``used`` collects the functions called."""
+    """Prints the statements of one proc. ``used`` collects the functions called.
 
-    def __init__(self, dialect: Dialect, names: Names, *, parallel: bool, callees: Mapping[Proc, str]) -> None:
+    ``counts`` are scalar parameters: extents and static indices, which are never negative.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        names: Names,
+        *,
+        parallel: bool,
+        callees: Mapping[Proc, str],
+        counts: Iterable[Symbol] = (),
+    ) -> None:
         self.names = names
         self.dialect = dialect
         self.parallel = parallel
         self.callees = callees
-        self._counted: set[Symbol] = set()
+        self._counted: set[Symbol] = set(counts)
         self._printer = ExpressionPrinter(dialect, names, nonnegative=self.nonnegative)
 
     @property
@@ -142,11 +154,11 @@ class BodyPrinter:
             case For():
                 yield from self._loop(stmt, depth)
             case Store(buffer, indices, value):
-                yield f"{pad}{self._printer.cell(buffer, indices).code} = {text(value)};"
+                yield from _assignment(pad, self._printer.cell(buffer, indices).code, text(value))
             case Let(symbol, value):
                 shown = text(value)
-                yield f"{pad}const {self._type(symbol.type)} {self._give(symbol)} = {shown};"
-                if self.nonnegative(value) if not symbol.type.is_float else False:
+                yield from _assignment(pad, f"const {self._type(symbol.type)} {self._give(symbol)}", shown)
+                if symbol.type is i64 and self.nonnegative(value):
                     self._counted.add(symbol)
             case Declare(symbol, init):
                 shown = text(init)
@@ -196,7 +208,7 @@ class BodyPrinter:
         pad = _INDENT * depth
         symbol = stmt.iterator.symbol
         stmt = clipped(stmt)
-        extent = self._printer.expr(stmt.iterator.extent).code
+        extent = self._printer.index(stmt.iterator.extent).code
         self.names.push()
         name = self.names.give(symbol, loop_name(symbol.hint))
         self._counted.add(symbol)
@@ -260,6 +272,15 @@ class BodyPrinter:
         self.names.pop()
         self.names.pop()
         yield f"{pad}}}"
+
+
+def _assignment(pad: str, left: str, right: str) -> Iterator[str]:
+    """One line, or two where one would be long."""
+    if len(pad) + len(left) + len(right) + 4 <= _WIDTH:
+        yield f"{pad}{left} = {right};"
+    else:
+        yield f"{pad}{left} ="
+        yield f"{pad}{_INDENT}{right};"
 
 
 def clipped(stmt: For) -> For:

@@ -190,7 +190,7 @@ def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str])
         parameters += ("int tid", "int nt")
     if _has_barrier(proc):
         parameters.append("st_barrier *barrier")
-    printer = BodyPrinter(CDialect(), names, parallel=is_parallel(proc), callees=callees)
+    printer = BodyPrinter(CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars)
     body = printer.body(proc.body, 1)
     heading = "".join(f"// {line}\n" for line in _comment(proc, described))
     text = f"{heading}{_signature(f'static void {name}', parameters)} {{\n{body}}}\n"
@@ -202,7 +202,7 @@ def _signature(start: str, parameters: list[str]) -> str:
     if len(line) <= _LINE:
         return line
     inner = ",\n    ".join(parameters)
-    return f"{start}(\n    {inner})"
+    return f"{start}(\n    {inner}\n)"
 
 
 def _shape(buffer: Buffer) -> str:

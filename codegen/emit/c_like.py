@@ -19,7 +19,7 @@ from stagedtensor.codegen.emit.names import Names
 from stagedtensor.codegen.loop_ir import Apply, Buffer, Cast, Const, Expr, Fma, Load, Symbol, Var
 from stagedtensor.codegen.prelude import conversion
 from stagedtensor.errors import InternalError
-from stagedtensor.precision import Prec, bool_, f32, f64, i32, i64, u32, u64
+from stagedtensor.precision import Prec, f32, f64, i32, i64, u32, u64
 
 
 class Level(IntEnum):
@@ -148,6 +148,7 @@ _FUNCTIONS = {
     "tanh": "st_tanh",
     "sigmoid": "st_sigmoid",
     "erf": "st_erf",
+    "erfc": "st_erfc",
     "nonfinite": "st_nonfinite",
     "random_uniform": "st_random_uniform",
     "random_normal": "st_random_normal",
@@ -210,6 +211,9 @@ class ExpressionPrinter:
     # -- index arithmetic -----------------------------------------------------------------------------------------
     def sum(self, value: Affine) -> Text:
         """Return an index sum."""
+        if value.constant > 0 and value.terms and all(factor < 0 for _, factor in value.terms):
+            taken = " - ".join(self._term(atom, -factor) for atom, factor in value.terms)
+            return Text(f"{value.constant} - {taken}", Level.SUM)
         parts: list[str] = []
         for atom, factor in value.terms:
             parts.append(self._term(atom, abs(factor)))
@@ -239,7 +243,8 @@ class ExpressionPrinter:
             return self._index_apply(atom)
         return self.expr(atom)
 
-    def _index(self, expr: Expr) -> Text:
+    def index(self, expr: Expr) -> Text:
+        """Return an index expression as a sum of terms."""
         return self.sum(affine(expr, self.bounds))
 
     def _index_apply(self, expr: Apply) -> Text:
@@ -247,11 +252,11 @@ class ExpressionPrinter:
         divisor = constant(rhs)
         if expr.op in ("floordiv", "mod") and divisor is not None and divisor > 0 and self.nonnegative(lhs):
             sign = "/" if expr.op == "floordiv" else "%"
-            left = self._index(lhs).at(Level.PRODUCT)
+            left = self.index(lhs).at(Level.PRODUCT)
             return Text(f"{left} {sign} {divisor}", Level.PRODUCT)
         name = f"{_FUNCTIONS[expr.op]}_{expr.type.name}"
         self.used.add(name)
-        return Text(f"{name}({self._index(lhs).code}, {self._index(rhs).code})", Level.POSTFIX)
+        return Text(f"{name}({self.index(lhs).code}, {self.index(rhs).code})", Level.POSTFIX)
 
     # -- values ---------------------------------------------------------------------------------------------------
     def _call(self, name: str, *args: Expr) -> Text:

@@ -19,7 +19,7 @@ protected ptrdiff_t public register reinterpret_cast requires restrict return sh
 static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename typeof uint8_t
 uint16_t uint32_t uint64_t uintptr_t union unsigned using virtual void volatile wchar_t while xor xor_eq linux unix
 half half2 float2 float4 int2 int4 uint2 uint4 dim3 threadIdx blockIdx blockDim gridDim warpSize clock clock64
-frame scalars tid nt barrier arena stop NULL NAN INFINITY EOF assert errno stdin stdout stderr
+frame scalars tid nt barrier arena NULL NAN INFINITY EOF assert errno stdin stdout stderr
 """.split()  # noqa: SIM905 -- a word list reads better as text
 )
 
@@ -79,6 +79,8 @@ class Names:
     def give(self, key: Hashable, hint: str) -> str:
         """Return a new name for ``key`` in the innermost scope, close to ``hint``."""
         base = sanitise(hint)
+        if base.lower().startswith("st_"):
+            base = f"v_{base}"  # the prelude's names all begin so, whichever of them are printed
         name, number = base, 1
         while not self._is_free(name):
             number += 1
@@ -104,6 +106,4 @@ class Names:
         return any(key in scope for scope in self._scopes)
 
     def _is_free(self, name: str) -> bool:
-        if name in self._reserved or name.lower().startswith("st_"):
-            return False
-        return not any(name in taken for taken in self._taken)
+        return name not in self._reserved and not any(name in taken for taken in self._taken)

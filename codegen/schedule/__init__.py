@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
-from stagedtensor.codegen.schedule.analysis import prune
+from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
 from stagedtensor.numerics import Numerics
@@ -53,7 +53,7 @@ def _scheduled(kernel: Proc, constants: Machine) -> list[tuple[Proc, tuple[Buffe
 
 
 def _proc(kernel: Proc, name: str, body: tuple[Stmt, ...], path: str, cost: Cost) -> Proc:
-    body = prune(body)
+    body = prune(without_trivial_loops(body))
     own = {stmt.buffer for stmt in walk_stmts(body) if isinstance(stmt, Alloc)}
     params = dict.fromkeys((*buffers_read(body), *buffers_written(body)))
     return replace(

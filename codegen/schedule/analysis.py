@@ -8,19 +8,22 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.affine import flat_index
+from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.effects import is_deep
 from stagedtensor.codegen.loop_ir import (
     Apply,
     Block,
     Cost,
     Expr,
     Fma,
+    For,
     Iterator_,
     Let,
     Load,
     Stmt,
     Symbol,
     Var,
+    index,
     walk,
 )
 from stagedtensor.codegen.rewrite import expressions as parts_of, map_stmts, substitute, symbols_of, walk_stmts
@@ -28,7 +31,7 @@ from stagedtensor.codegen.schedule.nest import expressions, inline_lets, loads_i
 
 # Operations per call of the prelude's functions, roughly: their polynomials' lengths.
 _HEAVY = {
-    "exp": 15, "exp2": 15, "log": 20, "log2": 20, "tanh": 25, "sigmoid": 20, "erf": 30, "sin": 40, "cos": 40, "pow": 60,
+    "exp": 15, "exp2": 15, "log": 20, "log2": 20, "tanh": 25, "sigmoid": 20, "erf": 30, "erfc": 50, "sin": 40, "cos": 40, "pow": 60,
     "div": 4, "sqrt": 4, "rsqrt": 8, "recip": 4, "mod": 8, "floordiv": 8, "random_uniform": 100, "random_normal": 160,
 }  # fmt: skip
 
@@ -118,7 +121,7 @@ def depends(expr: Expr, iterator: Iterator_) -> bool:
 
 
 def without_single_lets(block: Block) -> Block:
-    """Write out lets that are read once: templates then see the whole expression."""
+    """Write out lets that are read once, unless they nest deep: templates then see the whole expression."""
     uses: dict[Symbol, int] = {}
     for expr in expressions(block):
         for part in walk(expr):
@@ -128,7 +131,7 @@ def without_single_lets(block: Block) -> Block:
     kept: list[Let] = []
     for let in block.lets:
         value = substitute(let.value, values)
-        if uses.get(let.symbol, 0) <= 1:
+        if uses.get(let.symbol, 0) <= 1 and not is_deep(value):
             values[let.symbol] = value
         else:
             kept.append(Let(let.symbol, value))
@@ -145,6 +148,20 @@ def prune(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         if bound <= read:
             return body
         body = map_stmts(body, functools.partial(_unless_dead, bound - read))
+
+
+def without_trivial_loops(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Write out loops of one iteration and drop those of none; a loop over threads stays, for it is what splits work."""
+    return map_stmts(body, _written_out)
+
+
+def _written_out(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+    if not isinstance(stmt, For) or stmt.kind == "parallel":
+        return stmt
+    extent = constant(stmt.iterator.extent)
+    if extent == 0:
+        return ()
+    return substitute(stmt.body, {stmt.iterator.symbol: index(0)}) if extent == 1 else stmt
 
 
 def _unless_dead(dead: set[Symbol], stmt: Stmt) -> Stmt | tuple[Stmt, ...]:

@@ -186,7 +186,7 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, row: Iterator_, shape: TileS
     if width <= shape.columns or row.bound < 2 * shape.rows or points(block.reduce) < 64:
         return False
     if not _is_plain(roles.row_operand):
-        return width >= 2 * shape.columns
+        return width >= 4 * shape.columns
     inner = block.reduce[-1]
     steps = [stride(load, inner.symbol) for load in loads_in(roles.row_operand)]
     return any(step is None or abs(step) * roles.row_operand.type.bytes >= 512 for step in steps) and row.bound >= 64

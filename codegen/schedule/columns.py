@@ -110,8 +110,8 @@ def columns(
     block: Block, vector: Iterator_, row: Iterator_ | None, shape: TileShape, *, parallel: bool
 ) -> tuple[tuple[Stmt, ...], str]:
     """Return the tiled nest of ``block`` and a few words on it."""
-    column_axis = _axis(vector, shape.columns, f"i_{_plain(vector)}_tile", shape.padded_columns)
-    row_axis = None if row is None else _axis(row, shape.rows, f"i_{_plain(row)}_tile", shape.padded_rows)
+    column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
+    row_axis = None if row is None else _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
     extents = (shape.columns,) if row_axis is None else (shape.rows, shape.columns)
     states = {item.symbol: Buffer(item.symbol.hint, item.symbol.type, extents, "register") for item in block.accumulators}
     tile = _Tile(block, vector, row, column_axis, row_axis, states)
@@ -126,8 +126,9 @@ def _describe(block: Block, shape: TileShape, row: Iterator_ | None) -> str:
     return f"register tile {size}, reduction in order"
 
 
-def _plain(iterator: Iterator_) -> str:
-    return iterator.symbol.hint.removeprefix("i_") or "cell"
+def _tile_hint(iterator: Iterator_) -> str:
+    plain = iterator.symbol.hint.removeprefix("i_").removeprefix("i")
+    return f"i_{plain}_tile" if plain else "i_tile"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Machine:
 
     ``vector_bytes`` is the width of a register and ``registers`` their number. ``serial_flops`` and ``serial_bytes``
     are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
-    reduce points from which a reduction with few results is cut into blocks of at least ``block_points``.
+    reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
+    ``few_results`` is what counts as few.
     """
 
     vector_bytes: int
@@ -44,6 +45,7 @@ class Machine:
     split_points: int = 32_768
     block_points: int = 8_192
     most_blocks: int = 64
+    few_results: int = 64
 
     def lanes(self, prec: Prec) -> int:
         """Return how many values of ``prec`` one register holds."""

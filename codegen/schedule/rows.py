@@ -113,11 +113,8 @@ def rows(block: Block, lanes: int, *, parallel: bool) -> tuple[tuple[Stmt, ...],
         steps.append(loop(tail, rest, _step(block, states, inner, Var(tail), add(start, Var(tail))), bound=lanes - 1))
     body += nest(outer, steps, {})
     body += _tree(block.accumulators, states, lanes)
-    finals = _finals(block.accumulators, states)
-    body += finals
-    results: dict[Symbol, Expr] = {
-        item.symbol: Var(let.symbol) for item, let in zip(block.accumulators, finals, strict=True)
-    }
+    lets, results = _finals(block.accumulators, states)
+    body += lets
     body += stores(block, results)
     return _data_nest(block, body, parallel), f"row reduction, {lanes} lanes"
 
@@ -190,21 +187,24 @@ def _merge(
     ]
 
 
-def _finals(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer]) -> list[Let]:
+def _finals(
+    accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer]
+) -> tuple[list[Let], dict[Symbol, Expr]]:
     """The results: the initial state merged with lane 0, which the tree left all others in."""
     first: dict[Symbol, Expr] = {symbol: Load(buffer, (index(0),)) for symbol, buffer in states.items()}
     initial: dict[Symbol, Expr] = {item.symbol: item.init for item in accumulators}
     merged = combined(accumulators, initial, first)
     by_symbol = {item.symbol: item for item in accumulators}
-
-    def starts_neutral(item: Accumulator) -> bool:
-        partner = item if item.paired_with is None else by_symbol[item.paired_with]
-        return isinstance(partner.init, Const) and same_constant(partner.init, partner.neutral)
-
-    return [
-        Let(fresh(item.symbol), first[item.symbol] if starts_neutral(item) else merged[item.symbol])
-        for item in accumulators
-    ]
+    lets: list[Let] = []
+    results: dict[Symbol, Expr] = {}
+    for item in accumulators:
+        value = item if item.paired_with is None else by_symbol[item.paired_with]
+        if same_constant(value.init, value.neutral):
+            results[item.symbol] = first[item.symbol]
+        else:
+            lets.append(Let(fresh(item.symbol), merged[item.symbol]))
+            results[item.symbol] = Var(lets[-1].symbol)
+    return lets, results
 
 
 def same_constant(lhs: Expr, rhs: Expr | None) -> bool:

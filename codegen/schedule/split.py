@@ -41,7 +41,7 @@ def split(block: Block, machine: Machine, lanes: int) -> Split | None:
         return None
     results = points(block.data)
     total = points(block.reduce) * max(1, results)
-    if total < machine.split_points or results > 2048 or points(block.data) >= machine.block_points:
+    if total < machine.split_points or results > machine.few_results:
         return None
     outer = block.reduce[0]
     extent = constant(outer.extent)
