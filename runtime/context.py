@@ -295,13 +295,13 @@ class Context:
     def _check_writable(self, node: Node) -> None:
         if node.role in (Role.CONSTANT, Role.LITERAL, Role.RANGE):
             raise ContextError(f"set_values: {describe(node)} is constant; use st.placeholder or st.host_scalar")
+        if linking.is_twin(node):
+            raise ContextError(f"set_values: {describe(node)} is a cast twin; set its master instead")
         if node.role in (Role.OP, Role.SAMPLER, Role.GRADIENT) and node not in self._store.stored:
             raise ContextError(
                 f"set_values: {describe(node)} is computed and has no buffer of its own (virtual or local to a "
                 f"routine); keep it with ctx.compile(..., keep=[...]) or set what it is computed from"
             )
-        if linking.is_twin(node):
-            raise ContextError(f"set_values: {describe(node)} is a cast twin; set its master instead")
 
     def _set_pending(self, node: Node, values: Any) -> None:
         shape, prec, certain = self._outlook(node)

@@ -73,10 +73,9 @@ def program(device: str = "cpu", **session: Any) -> Iterator[Program]:
         yield Program(ctx)
 
 
-def wide(array: Array) -> list[Any]:
+def wide(array: Array) -> Any:
     """Return the cells as Python numbers (narrow floats widened exactly)."""
-    values: list[Any] = (array if array.dtype.kind in "iub" else array.astype(np.float64)).tolist()
-    return values
+    return (array if array.dtype.kind in "iub" else array.astype(np.float64)).tolist()
 
 
 def same(found: Array, expected: Any) -> None:

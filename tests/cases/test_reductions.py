@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
+from tests.oracles.gradients import grad_of
 
 from .running import both_devices, program, same, wide
 
@@ -46,7 +47,7 @@ def test_the_gradient_of_a_mean_divides_wide(device: str) -> None:
         p.ctx.init_params(policy_loss)
         p.ctx.run(routine)
         same(p.ctx.get_values(policy_loss), 40000)
-        np.testing.assert_allclose(wide(p.ctx.get_values(w.grad)), [1 / 3] * 3, rtol=2**-10)
+        np.testing.assert_allclose(wide(p.ctx.get_values(grad_of(w))), [1 / 3] * 3, rtol=2**-10)
 
 
 @both_devices
