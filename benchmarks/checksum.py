@@ -9,6 +9,7 @@ that both see the same clock. Prints both medians; exits with 1 if the ratio is 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ def mlp() -> tuple[st.Tensor, st.Tensor, st.Tensor]:
     labels = st.placeholder("labels", batch=[BATCH], prec="i32")
     hidden = x
     with st.master_weights("f16"):
-        for at, (inputs, outputs) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+        for at, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
             w = st.param(f"w{at}", input=[inputs], output=[outputs], init=st.kaiming())
             b = st.param(f"b{at}", output=[outputs], init=0.0)
             hidden = w @ (st.relu(hidden) if at else hidden) + b

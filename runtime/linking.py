@@ -53,10 +53,10 @@ def inspect(solved: Solved, comp: Comp) -> Facts:
         target = statement.target.node
         mentioned.setdefault(target)
         written.setdefault(target)
-        if target.is_gradient and not statement.unless_narrow:
-            # an update's own rescaling of a gradient in place is no new gradient
-            if statement.stage is not Stage.UPDATE or target not in statement.reads():
-                produces.add(target)
+        # an update's own rescaling of a gradient in place is no new gradient
+        in_place = statement.stage is Stage.UPDATE and target in statement.reads()
+        if target.is_gradient and not (statement.unless_narrow or in_place):
+            produces.add(target)
         indices.update(_static_indices(statement))
     extents = {
         axis.dynamic.name: axis.dynamic.max

@@ -33,7 +33,7 @@ def _f32(value: float) -> float:
 def _checked_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"LossScaler: {name} must be a number, got {value!r}")
-    if isinstance(value, int) and abs(value) > HIGHEST or not math.isfinite(value):
+    if (isinstance(value, int) and abs(value) > HIGHEST) or not math.isfinite(value):
         raise ValueError(f"LossScaler: {name} must be finite, got {value!r}")
     return float(value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def scaled_grad_update(
     )
     _check_saturation(loss, "scaled_grad_update")
     flag, test = grad_checksum(loss, grad_unscale=scaler.unscale, params=params)
-    return flag, sequence(gradients, test)
+    return flag, replace(sequence(gradients, test), name="scaled_gradients")
 
 
 def scaled_sgd_update(
@@ -154,7 +155,7 @@ def gated_scaled_update(
     """
     flag, gradients = scaled_grad_update(scaler, loss, accum_loss=accum_loss, params=params)
     window, applied = _gated(scaler, flag, loss, learning_rate, update, max_norm, params, options)
-    return window, comment("gated step", sequence(gradients, applied))
+    return window, replace(comment("gated step", sequence(gradients, applied)), name="gated_step")
 
 
 def gated_apply_update(
@@ -175,7 +176,7 @@ def gated_apply_update(
     _check_saturation(loss, "gated_apply_update")
     flag, test = grad_checksum(loss, grad_unscale=scaler.unscale, params=params)
     window, applied = _gated(scaler, flag, loss, learning_rate, update, max_norm, params, options)
-    return window, comment("gated update", sequence(test, applied))
+    return window, replace(comment("gated update", sequence(test, applied)), name="gated_update")
 
 
 def _gated(
@@ -251,7 +252,7 @@ def static_scaled_update(
         parts.append(clip.comp)
         options = {"grad_scale": clip.grad_scale, **_without("grad_scale", options)}
     parts.append(update(loss, learning_rate, grad_unscale=unscale, params=params, **options))
-    return comment("statically scaled step", sequence(*parts))
+    return replace(comment("statically scaled step", sequence(*parts)), name="static_scaled_step")
 
 
 # -- running ------------------------------------------------------------------------------------------------------

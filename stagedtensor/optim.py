@@ -140,7 +140,7 @@ def sgd_one(
         step = f"({step} + mu *. m)" if nesterov else "m"
     lines.append(_gated("p", f"p - lr *. {step}", update_gate))
     body = [computation(line, **_used(line, names)) for line in lines]
-    return comment(f"sgd {p.label}", sequence(*gradient.parts, *body))
+    return replace(comment(f"sgd {p.label}", sequence(*gradient.parts, *body)), name="sgd_update")
 
 
 def _used(line: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -168,25 +168,21 @@ def sgd_update(
     p and m keep their bits where ``update_gate`` is 0. Raises ValueError for settings out of range.
     """
     rate = learning_rate_scalar(learning_rate)
-    return comment(
-        "sgd",
-        sequence(
-            *(
-                sgd_one(
-                    p,
-                    rate,
-                    momentum=momentum,
-                    weight_decay=weight_decay,
-                    nesterov=nesterov,
-                    grad_unscale=grad_unscale,
-                    grad_scale=grad_scale,
-                    update_gate=update_gate,
-                    unscale_in_place=unscale_in_place,
-                )
-                for p in chosen_params(loss, params, "sgd_update")
-            )
-        ),
-    )
+    parts = [
+        sgd_one(
+            p,
+            rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            grad_unscale=grad_unscale,
+            grad_scale=grad_scale,
+            update_gate=update_gate,
+            unscale_in_place=unscale_in_place,
+        )
+        for p in chosen_params(loss, params, "sgd_update")
+    ]
+    return replace(comment("sgd", sequence(*parts)), name="sgd_update")
 
 
 # -- AdamW --------------------------------------------------------------------------------------------------------
@@ -264,7 +260,7 @@ def adamw_update(
             ]
             body = [computation(line, **_used(line, names)) for line in lines]
             parts.append(comment(f"adamw {p.label}", sequence(*gradient.parts, *body)))
-    return comment("adamw", sequence(*parts))
+    return replace(comment("adamw", sequence(*parts)), name="adamw_update")
 
 
 def _bias_corrections(

@@ -119,6 +119,8 @@ def grad_update(
         cell_like(node.gradient)
     parts: list[Any] = [comment("forward", forward(*roots))]
     if accum_loss is not None:
+        if not isinstance(accum_loss, Tensor):
+            raise TypeError(f"grad_update: accum_loss is a cell from loss_accumulator, not {type(accum_loss).__name__}")
         total = [accumulate_into(accum_loss, root, "add", lambda a: a) for root in roots]
         parts.append(comment("accumulate the loss", Comp(tuple(total))))
     kept = set() if count is None else {node for node in wanted if node.role is Role.PARAM}
@@ -129,7 +131,7 @@ def grad_update(
     ]
     made = comment("gradients", sequence(*parts))
     _check_zeroing(made, kept)
-    return replace(made, attributes={**made.attributes, "accum_steps": count})
+    return replace(made, name="gradients", attributes={**made.attributes, "accum_steps": count})
 
 
 def _wanted(roots: Sequence[Tensor], params: Sequence[Tensor] | None) -> list[Node]:
@@ -204,7 +206,8 @@ def zero_param_grads(loss: Tensor | Sequence[Tensor], *, params: Sequence[Tensor
     for param in chosen:
         assert param.node.gradient is not None
         cell_like(param.node.gradient)
-    return comment("zero parameter gradients", Comp(tuple(zero_statements(param.node for param in chosen))))
+    zeroed = Comp(tuple(zero_statements(param.node for param in chosen)), "zero_gradients")
+    return comment("zero parameter gradients", zeroed)
 
 
 # -- reductions to one cell ---------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ def grad_checksum(
             return Apply("nonfinite", (Apply("mul", (g, *scale)) if scale else g,))
 
         made.append(accumulate_into(flag, gradient, "max", tree, *others, reset=at == 0))
-    return flag, comment("finiteness of the gradients", Comp(tuple(made), attributes={"checksum": flag.node}))
+    return flag, comment("finiteness of the gradients", Comp(tuple(made), "checksum"))
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,6 @@ def clip_by_global_norm(
         cell_like(result.node)
     stop = {param.grad.node for param in chosen if param.grad is not None}
     comp = comment("clip", forward_of([norm, scale], stage=Stage.UPDATE, until=stop))
-    return GradClip(norm, scale, comp)
+    return GradClip(norm, scale, replace(comp, name="clip"))
 
 

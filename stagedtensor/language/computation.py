@@ -80,8 +80,8 @@ def computation(text: str, /, **names: Any) -> Comp:
     assignments = parse_statements(text)
     bound = {name: _bind(name, value, source) for name, value in names.items()}
     statements = [_Builder(text, assignment, bound, source).statement() for assignment in assignments]
-    extents = [tensor for tensor in bound.values() if isinstance(tensor, Tensor) and _is_extent(tensor.node)]
-    return Comp((*forward(*extents).parts, *map(_registered, statements)))
+    fresh = [tensor for tensor in bound.values() if isinstance(tensor, Tensor) and _is_computed_here(tensor.node)]
+    return Comp((*forward(*fresh).parts, *map(_registered, statements)))
 
 
 def assign(
@@ -167,8 +167,9 @@ def _bind(name: str, value: Any, source: Source) -> Tensor | Literal_:
     )
 
 
-def _is_extent(node: Node) -> bool:
-    return node.record is not None and node.record.kind == "extent"
+def _is_computed_here(node: Node) -> bool:
+    """Extents, and cast twins: a twin always reads as the cast of its master's present value."""
+    return node.record is not None and (node.record.kind == "extent" or bool(node.record.attributes.get("twin")))
 
 
 # -- statements ---------------------------------------------------------------------------------------------------

@@ -294,3 +294,42 @@ def test_a_number_is_a_host_scalar_that_costs_no_compile(device: str) -> None:
         ctx.run(step)
         assert ctx.stats.compiles == compiles
         np.testing.assert_allclose(line.values(), np.array(P0) - 0.6 * np.array(C), rtol=1e-6)
+
+
+@on_devices
+def test_two_optimizers_share_one_verdict(device: str) -> None:
+    """One flag over all parameters, one scale change a step, whatever optimizer each parameter has."""
+    with st.Session(), st.Context(device) as ctx:
+        a, b = (st.param(name, output=[3], init=1.0) for name in "ab")
+        c = st.placeholder("c", output=[3])
+        loss = st.sum(a * c + b)
+        ctx.init_params(loss)
+        scaler = st.LossScaler(8.0)
+        flag, gradients = st.scaled_grad_update(scaler, loss)
+        update = st.sequence(
+            st.scaled_sgd_update(scaler, loss, 0.1, params=[a]),
+            st.adamw_update(loss, 0.1, grad_unscale=scaler.unscale, params=[b]),
+        )
+        grad_routine, update_routine = ctx.compile(gradients), ctx.compile(update)
+        for factor, finite in ((1.0, True), (np.inf, False)):
+            ctx.set_values(c, np.full(3, factor, np.float32))
+            ran = st.scaled_step(
+                ctx, scaler=scaler, grad_routine=grad_routine, update_routine=update_routine, checksum=flag
+            )
+            assert ran is finite
+        np.testing.assert_allclose(ctx.get_values(a), 0.9, rtol=1e-6)
+        np.testing.assert_allclose(ctx.get_values(b), 1 - 0.1 * 0.01 - 0.1, rtol=1e-6)
+        assert (scaler.scale_value(), scaler.skipped_steps) == (4.0, 1)
+
+
+def test_counts_belong_to_what_was_updated_together() -> None:
+    with st.Session():
+        a, b, c = (st.param(name, output=[2], init=1.0) for name in "abc")
+        loss = st.sum(a + b + c)
+        st.adamw_update(loss, 0.1, params=[b, c])
+        st.adamw_update(loss, 0.1)
+        counts = [states_of(p)["adamw_step"] for p in (a, b, c)]
+        assert counts[1] is counts[2]
+        assert counts[0] is not counts[1]
+        assert [count.name for count in counts] == ["a.adamw_step", "b.adamw_step", "b.adamw_step"]
+        assert {count.shape.size for count in counts} == {1}

@@ -243,3 +243,24 @@ def test_twins_cannot_be_set(device: str) -> None:
             assert gradient is not None
             with pytest.raises(st.errors.ContextError, match=r"y\.grad"):
                 ctx.set_values(gradient, np.zeros(2, np.float32))
+
+
+@on_devices
+@pytest.mark.parametrize("placement", ["auto", "virtual", "materialized"])
+def test_statements_read_the_present_value(device: str, placement: str) -> None:
+    """A routine that reads a twin after an update, without a forward, must not see what the last forward stored."""
+    with st.Session(), st.Context(device) as ctx:
+        w = st.param("w", output=[3], init=0.5)
+        twin = st.cast_param(w, "bf16", placement=placement)
+        loss = st.sum(twin * st.constant(np.ones(3, np.float32)))
+        copy = st.param("copy", output=[3], init=0.0, trainable=False)
+        ctx.init_params([loss, copy])
+        step = ctx.compile(st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1)), name="step")
+        read = ctx.compile(st.computation("copy =: twin", copy=copy, twin=twin), name="read")
+        seen = []
+        for _ in range(2):
+            ctx.run(step)
+            ctx.run(read)
+            seen.append(ctx.get_values(copy).astype(np.float64))
+            np.testing.assert_allclose(seen[-1], ctx.get_values(w), rtol=2.0**-8)
+        np.testing.assert_allclose(seen[0] - seen[1], 0.1, atol=4e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -227,11 +228,12 @@ def test_a_scaler_belongs_to_one_context() -> None:
     one, ctx = scaler()
     one.update(ctx, False)
     other: Any = Uploads()
-    for act in (
+    acts: list[Callable[[], None]] = [
         lambda: one.update(other, True),
         lambda: one.set_scale(other, 8.0),
         lambda: one.load_state_dict(other, one.state_dict()),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(st.errors.ContextError, match="another context"):
             act()
     assert state(one) == (32768.0, 0, 1, 1, 0)
