@@ -7,6 +7,7 @@ no compiler, imports no optional package and writes nothing.
 from __future__ import annotations
 
 from . import errors, language, losses, mixed_prec, optim, schedules, train
+from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
 from .explain import explain, explanation, why
@@ -19,6 +20,7 @@ from .functions.pointwise import (
     clamp,
     cos,
     erf,
+    erfc,
     exp,
     exp2,
     floor,
@@ -130,6 +132,7 @@ from .train import (
 
 __all__ = [
     "KEEP_F32",
+    "Block",
     "Comp",
     "Context",
     "GradClip",
@@ -148,6 +151,7 @@ __all__ = [
     "argmax",
     "argmin",
     "bf16",
+    "block",
     "bool",
     "cast",
     "cast_param",
@@ -165,6 +169,7 @@ __all__ = [
     "dynamic",
     "einsum",
     "erf",
+    "erfc",
     "errors",
     "exp",
     "exp2",

@@ -84,6 +84,12 @@ def _erf(a: Array) -> Array:
     return np.vectorize(erf, otypes=[np.float64])(a)
 
 
+def _erfc(a: Array) -> Array:
+    from math import erfc
+
+    return np.vectorize(erfc, otypes=[np.float64])(a)
+
+
 def _relu(a: Array) -> Array:
     return np.where((a > 0) | (a != a), a, np.zeros_like(a))
 
@@ -126,6 +132,7 @@ OPS: dict[str, ScalarOp] = _row(
     ScalarOp("tanh", 1, np.tanh, float_only=True, prelude=True),
     ScalarOp("sigmoid", 1, lambda a: 1.0 / (1.0 + np.exp(-a)), float_only=True, prelude=True),
     ScalarOp("erf", 1, _erf, float_only=True, prelude=True),
+    ScalarOp("erfc", 1, _erfc, float_only=True, prelude=True),
     # comparisons: 0 or 1 in the operands' join
     ScalarOp("lt", 2, lambda a, b: _as(a, a < b), "comparison", differentiable=False, symbol="<"),
     ScalarOp("le", 2, lambda a, b: _as(a, a <= b), "comparison", differentiable=False, symbol="<="),

@@ -87,7 +87,9 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     for magnitude in magnitudes:
         calm &= magnitude < 2.0**990
     plain = ~finite | ((a == 0) | (b == 0))  # nothing to round in the product
-    result = np.where(plain, a * b + c, result)
+    # a product that would overflow is finite beside an infinite addend
+    settled = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
+    result = np.where(plain, settled, result)
     for index in np.argwhere(~calm & ~plain):
         cell = tuple(index)
         exact = Fraction(float(a[cell])) * Fraction(float(b[cell])) + Fraction(float(c[cell]))

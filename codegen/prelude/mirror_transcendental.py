@@ -1,4 +1,4 @@
-"""NumPy forms of the prelude's exp, log, tanh, erf, sin, pow and the like.
+"""NumPy forms of the prelude's exp, log, tanh, erf, erfc, sin, pow and the like.
 
 In and out: f32 or f64 arrays. The f32 functions repeat the C text operation by operation and give its bits; those in f64 are
 numpy's or the C library's and agree within 2 ulp. Reasons and error bounds stand in ``transcendental.h``.
@@ -260,6 +260,39 @@ _EXP2_SERIES = tuple(
 )
 
 
+_ERFC_EXPONENT = tuple(
+    float.fromhex(literal)
+    for literal in (
+        "-0x1.c2a6e6e4bf280p-4",
+        "0x1.fe24cf159077ap-2",
+        "-0x1.2bd7474ad799ap-1",
+        "-0x1.7d55528c2f4e2p-1",
+        "0x1.4fef54a24a0d6p+1",
+        "-0x1.4e653e16706f6p+1",
+        "0x1.297888e77a862p+0",
+        "-0x1.35b1919c1051fp-1",
+        "0x1.d5fceb714019bp-3",
+        "0x1.0d08164c0d753p-1",
+        "0x1.71a7118ae5888p+0",
+        "-0x1.d3671fcb12547p+0",
+    )
+)
+
+
+def erfc_f32(x: Array) -> Array:
+    """1 - erf(x) without its cancellation."""
+    x = np.ascontiguousarray(x, F32)
+    z = np.abs(x).astype(F64)
+    z = np.where(z < 10.25, z, 10.25)
+    t = 2.0 / (2.0 + z)
+    exponent = _horner_f64(t, *_ERFC_EXPONENT) - z * z * float.fromhex("0x1.71547652b82fep+0")
+    shifted = exponent + float.fromhex("0x1.8p52")
+    power = _horner_f64(exponent - (shifted - float.fromhex("0x1.8p52")), *_EXP2_SERIES)
+    power = t * (power * from_bits_f64((bits_f64(shifted) << np.uint64(52)) + np.uint64(0x3FF0000000000000)))
+    result = np.where(x < 0, 2.0 - power, power).astype(F32)
+    return np.asarray(np.where(np.isnan(x), x, result))
+
+
 def pow_f32(x: Array, y: Array) -> Array:
     """x to the y, with the special cases of C99."""
     x, y = (np.ascontiguousarray(part) for part in np.broadcast_arrays(np.asarray(x, F32), np.asarray(y, F32)))
@@ -357,6 +390,7 @@ def cos_f32(x: Array) -> Array:
 
 
 _ERF = np.vectorize(math.erf, otypes=[F64])
+_ERFC = np.vectorize(math.erfc, otypes=[F64])
 
 
 def sigmoid_f64(x: Array) -> Array:
@@ -381,6 +415,7 @@ def functions() -> dict[str, Function]:
         "st_sigmoid_f32": sigmoid_f32,
         "st_tanh_f32": tanh_f32,
         "st_erf_f32": erf_f32,
+        "st_erfc_f32": erfc_f32,
         "st_pow_f32": pow_f32,
         "st_quarter_turns_f32": quarter_turns_f32,
         "st_remainder_of_turns": remainder_of_turns,
@@ -393,6 +428,7 @@ def functions() -> dict[str, Function]:
         "st_log2_f64": np.log2,
         "st_tanh_f64": np.tanh,
         "st_erf_f64": _ERF,
+        "st_erfc_f64": _ERFC,
         "st_sin_f64": np.sin,
         "st_cos_f64": np.cos,
         "st_pow_f64": np.power,

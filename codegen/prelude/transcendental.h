@@ -178,6 +178,42 @@ ST_FN float st_erf_f32(float x) {
     return x == x ? result : x;
 }
 
+//! st_erfc_f32 | needs st_bits_f64 st_from_bits_f64 st_bits_f32 st_from_bits_f32
+/* 1 - erf(x) without its cancellation, within 0.6 ulp. With t = 2 / (2 + |x|), erfc(|x|) is t 2^(Q(t) - x^2 log2(e)), in double,
+   rounded once; 2 minus that below 0. From 10.25 up it is 0. */
+ST_FN float st_erfc_f32(float x) {
+    double z = (double)st_from_bits_f32(st_bits_f32(x) & 0x7fffffffu);
+    z = z < 10.25 ? z : 10.25;
+    double t = 2.0 / (2.0 + z);
+    double q = -0x1.c2a6e6e4bf280p-4;
+    q = q * t + 0x1.fe24cf159077ap-2;
+    q = q * t + -0x1.2bd7474ad799ap-1;
+    q = q * t + -0x1.7d55528c2f4e2p-1;
+    q = q * t + 0x1.4fef54a24a0d6p+1;
+    q = q * t + -0x1.4e653e16706f6p+1;
+    q = q * t + 0x1.297888e77a862p+0;
+    q = q * t + -0x1.35b1919c1051fp-1;
+    q = q * t + 0x1.d5fceb714019bp-3;
+    q = q * t + 0x1.0d08164c0d753p-1;
+    q = q * t + 0x1.71a7118ae5888p+0;
+    q = q * t + -0x1.d3671fcb12547p+0;
+    double exponent = q - z * z * 0x1.71547652b82fep+0;
+    double shifted = exponent + 0x1.8p52, r = exponent - (shifted - 0x1.8p52);
+    double power = 0x1.b3de1e6c146fep-24;
+    power = power * r + 0x1.63e6b89414a67p-20;
+    power = power * r + 0x1.ffce2fd4addbdp-17;
+    power = power * r + 0x1.430897d5d515ap-13;
+    power = power * r + 0x1.5d87fd93868c8p-10;
+    power = power * r + 0x1.3b2ab724210f3p-7;
+    power = power * r + 0x1.c6b08d70c87b5p-5;
+    power = power * r + 0x1.ebfbdff81bd83p-3;
+    power = power * r + 0x1.62e42fefa37d2p-1;
+    power = power * r + 1.0;
+    power = t * (power * st_from_bits_f64((st_bits_f64(shifted) << 52) + 0x3ff0000000000000u));
+    float result = (float)(x < 0.0f ? 2.0 - power : power);
+    return x == x ? result : x;
+}
+
 //! st_pow_f32 | needs st_bits_f64 st_from_bits_f64 st_bits_f32 st_from_bits_f32
 /* x to the y within 0.51 ulp: 2^(y log2|x|) in double, rounded once, with the special cases of C99. A negative base gives NaN
    unless y is an integer, whose parity then sets the sign; x^0 and 1^y are 1 even for NaN. */
@@ -307,6 +343,8 @@ ST_FN double st_log2_f64(double x) { return log2(x); }
 ST_FN double st_tanh_f64(double x) { return tanh(x); }
 //! st_erf_f64 | include math.h
 ST_FN double st_erf_f64(double x) { return erf(x); }
+//! st_erfc_f64 | include math.h
+ST_FN double st_erfc_f64(double x) { return erfc(x); }
 //! st_sin_f64 | include math.h
 ST_FN double st_sin_f64(double x) { return sin(x); }
 //! st_cos_f64 | include math.h

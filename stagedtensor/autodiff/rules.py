@@ -134,6 +134,9 @@ DERIVATIVES: dict[str, Derivative] = {
     "erf": Derivative(
         (lambda g, y, a: mul(g, mul(number(_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),)))),), "operands"
     ),
+    "erfc": Derivative(
+        (lambda g, y, a: mul(g, mul(number(-_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),)))),), "operands"
+    ),
     "where": Derivative(
         (
             None,

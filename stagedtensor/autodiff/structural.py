@@ -231,6 +231,16 @@ def clamp(record: OpRecord, useful: set[Node]) -> list[Statement]:
     return [contribution(record, statement, x, where(outside, number(0.0), incoming(record, statement)))]
 
 
+def softplus(record: OpRecord, useful: set[Node]) -> list[Statement]:
+    """g * sigmoid(x)."""
+    (statement,) = record.statements
+    x = Access(record.operands[0].node, record.scope.spec.operands[0])
+    if not carriers(record, useful)(x):
+        return []
+    expr = mul(incoming(record, statement), Apply("sigmoid", (x,)))
+    return [contribution(record, statement, x, expr)]
+
+
 STRUCTURAL: dict[str, StructuralRule] = {
     "tree": tree,
     "extremum": extremum,
@@ -239,6 +249,7 @@ STRUCTURAL: dict[str, StructuralRule] = {
     "logsumexp": logsumexp,
     "norm": norm,
     "clamp": clamp,
+    "softplus": softplus,
 }
 """Rules by the name that records carry."""
 

@@ -6,7 +6,7 @@ import math
 
 from stagedtensor.composite import composite
 from stagedtensor.specs import pointwise as pointwise_spec
-from stagedtensor.statements import Access, Apply, Expr, FiniteLimit
+from stagedtensor.statements import Access, Apply, Expr, FiniteLimit, Literal_
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, apply_pointwise, lift
 
 
@@ -68,6 +68,11 @@ def sigmoid(x: TensorLike) -> Tensor:
 def erf(x: TensorLike) -> Tensor:
     """Error function."""
     return apply_pointwise("erf", x)
+
+
+def erfc(x: TensorLike) -> Tensor:
+    """1 - erf(x), accurate where that cancels."""
+    return apply_pointwise("erfc", x)
 
 
 def abs_(x: TensorLike) -> Tensor:
@@ -205,7 +210,8 @@ def stop_gradient(x: TensorLike) -> Tensor:
 
 @composite("gelu", float_only=True)
 def _gelu_erf(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+    # 1 + erf(u) is erfc(-u), which does not cancel in the negative tail
+    return 0.5 * x * erfc(x * -math.sqrt(0.5))
 
 
 @composite("gelu", float_only=True)
@@ -232,9 +238,21 @@ def silu(x: TensorLike) -> Tensor:
     return _silu(lift(x))
 
 
+def _log1p(u: Expr) -> Expr:
+    """log(1 + u) for 0 <= u <= 1: log of the rounded sum w, times what the rounding made of u (Kahan)."""
+    w = Apply("add", (Literal_(1.0), u))
+    change = Apply("sub", (w, Literal_(1.0)))
+    corrected = Apply("mul", (Apply("log", (w,)), Apply("div", (u, change))))
+    return Apply("where", (Apply("eq", (change, Literal_(0.0))), u, corrected))
+
+
 @composite("softplus", float_only=True)
 def _softplus(x: Tensor) -> Tensor:
-    return relu(x) + log(1.0 + exp(-abs_(x)))
+    def tree(a: Access) -> Expr:
+        u = Apply("exp", (Apply("neg", (Apply("abs", (a,)),)),))
+        return Apply("add", (Apply("relu", (a,)), _log1p(u)))
+
+    return apply_op("softplus", (x,), pointwise_spec(1), tree, rule="softplus")
 
 
 def softplus(x: TensorLike) -> Tensor:

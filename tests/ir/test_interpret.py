@@ -173,6 +173,7 @@ ORACLES: dict[str, Callable[..., Array]] = {
     "div": np.divide,
     "neg": np.negative,
     "erf": OPS["erf"].numpy,
+    "erfc": OPS["erfc"].numpy,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,

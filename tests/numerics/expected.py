@@ -21,10 +21,11 @@ from .running import Array
 Function = Callable[..., Array]
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.where(x >= 0, 1.0 / (1.0 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1.0 + np.exp(-np.abs(x))))
+    return _where(x >= 0, 1.0 / (1.0 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1.0 + np.exp(-np.abs(x))))
 
 
 #: Functions within 2 ulp; evaluated in a wider format than they are tested in.
@@ -40,11 +41,16 @@ APPROXIMATE: dict[str, Function] = {
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "erf": _erf,
+    "erfc": _erfc,
 }
 
 
 def _where_nan(a: Array, b: Array, value: Array) -> Array:
-    return np.where(np.isnan(a), a, np.where(np.isnan(b), b, value))
+    return _where(np.isnan(a), a, _where(np.isnan(b), b, value))
+
+
+def _where(condition: Array, x: Array, y: Array) -> Array:
+    return np.where(condition, x, y)
 
 
 def _flags(a: Array, mask: Array) -> Array:
@@ -57,16 +63,16 @@ EXACT: dict[str, Function] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
-    "maximum": lambda a, b: _where_nan(a, b, np.where(a >= b, a, b)),
-    "minimum": lambda a, b: _where_nan(a, b, np.where(a <= b, a, b)),
+    "maximum": lambda a, b: _where_nan(a, b, _where(a >= b, a, b)),
+    "minimum": lambda a, b: _where_nan(a, b, _where(a <= b, a, b)),
     "neg": np.negative,
     "abs": np.abs,
-    "sign": lambda a: np.where(np.isnan(a), a, np.sign(a)),
+    "sign": lambda a: _where(np.isnan(a), a, np.sign(a)),
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.rint,
     "trunc": np.trunc,
-    "relu": lambda a: np.where(np.isnan(a), a, np.where(a > 0, a, np.zeros_like(a))),
+    "relu": lambda a: _where(np.isnan(a), a, _where(a > 0, a, np.zeros_like(a))),
     "identity": lambda a: a,
     "sqrt": np.sqrt,
     "recip": lambda a: a.dtype.type(1) / a,
@@ -79,8 +85,8 @@ EXACT: dict[str, Function] = {
     "and": lambda a, b: _flags(a, (a != 0) & (b != 0)),
     "or": lambda a, b: _flags(a, (a != 0) | (b != 0)),
     "not": lambda a: _flags(a, a == 0),
-    "nonfinite": lambda a: np.where(np.isfinite(a), np.zeros_like(a), np.full_like(a, np.inf)),
-    "where": lambda c, a, b: np.where(c != 0, a, b),
+    "nonfinite": lambda a: _where(np.isfinite(a), np.zeros_like(a), np.full_like(a, np.inf)),
+    "where": lambda c, a, b: _where(c != 0, a, b),
 }
 
 
@@ -106,14 +112,15 @@ def float_bounds(name: str, prec: Prec, args: list[Array]) -> tuple[Array, Array
             cells = stored(np.asarray(EXACT[name](*wide), dtype), prec)
             return cells, cells
         assert name in APPROXIMATE, f"no expectation for {name}"
-        exact = APPROXIMATE[name](*(arg.astype(np.longdouble if name not in ("erf", "sigmoid") and dtype is np.float64 else np.float64) for arg in wide))
+        wider = np.longdouble if dtype is np.float64 and name not in ("erf", "erfc", "sigmoid") else np.float64
+        exact = APPROXIMATE[name](*(arg.astype(wider) for arg in wide))
         near = exact.astype(dtype)
         low, high = near, near
         for _ in range(2):
             low, high = np.nextafter(low, dtype(-np.inf)), np.nextafter(high, dtype(np.inf))
         # what is special must be exactly so
         fixed = ~np.isfinite(near) & ~np.isfinite(exact) | (exact == 0)
-        low, high = np.where(fixed, near, low), np.where(fixed, near, high)
+        low, high = _where(fixed, near, low), _where(fixed, near, high)
         return stored(low, prec), stored(high, prec)
 
 
@@ -126,7 +133,7 @@ def fma_cells(prec: Prec, a: Array, b: Array, c: Array) -> Array:
         plain = a.astype(dtype) * b.astype(dtype) + c.astype(dtype)
     for at, (x, y, z) in enumerate(zip(a.astype(np.float64), b.astype(np.float64), c.astype(np.float64), strict=True)):
         if not all(map(math.isfinite, (x, y, z))):
-            cells[at] = plain[at]
+            cells[at] = z if math.isinf(z) and math.isfinite(x) and math.isfinite(y) else plain[at]
             continue
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         code = round_exact(exact if exact else float(x * y + z), compute)
@@ -150,8 +157,8 @@ def quotient_bounds(prec: Prec, a: Array, b: Array) -> tuple[Array, Array]:
             cells[at] = cells_of(np.array([round_exact(Fraction(whole), compute)], np.uint64), dtype)[0]
     large = np.isfinite(cells) & (np.abs(cells) >= 2.0 ** (28 if compute == "f32" else 53))
     with np.errstate(over="ignore"):
-        low = np.where(large, np.nextafter(cells, dtype(-np.inf)), cells)
-        high = np.where(large, np.nextafter(cells, dtype(np.inf)), cells)
+        low = _where(large, np.nextafter(cells, dtype(-np.inf)), cells)
+        high = _where(large, np.nextafter(cells, dtype(np.inf)), cells)
     return stored(low, prec), stored(high, prec)
 
 

@@ -52,7 +52,8 @@ def outcomes(prec: Prec, args: list[Array], setting: Setting) -> dict[str, Array
 def close_or_same(name: str, prec: Prec, found: Array, expected: Array, what: str) -> None:
     """f64 transcendentals come from libm and may differ by 2 ulp; everything else is bitwise."""
     if found.dtype == np.float64 and name in APPROXIMATE:
-        np.testing.assert_array_max_ulp(*(np.where(np.isnan(side), 1.0, side) for side in (found, expected)), maxulp=2)
+        here, there = (np.where(np.isnan(side), 1.0, side) for side in (found, expected))
+        np.testing.assert_array_max_ulp(here, there, maxulp=2)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected), err_msg=what)
     else:
         assert_same_bits(found, expected, what)

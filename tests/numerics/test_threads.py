@@ -61,7 +61,7 @@ def backward(prec: str) -> Program:
         st.PrecisionPolicy(activation=prec).apply(loss)
     params = [table, w1, b1, w2, gain]
     rng = np.random.default_rng(6)
-    feeds = [(ids, rng.integers(0, 97, 3000)), (labels, rng.integers(0, 33, 3000))]
+    feeds: list[tuple[st.Tensor, Array]] = [(ids, rng.integers(0, 97, 3000)), (labels, rng.integers(0, 33, 3000))]
     feeds += [(p, 0.2 * draw(10 + at, *shape)) for at, (p, shape) in enumerate(zip(params, [(97, 128), (160, 128), (160,), (33, 160), (160,)], strict=True))]
     gradients = [p.grad for p in params]
     assert all(gradient is not None for gradient in gradients)

@@ -36,7 +36,7 @@ CONVERSIONS = {
     if (name := conversion(source, target, saturate)) is not None and name.endswith("_sat") == saturate
 }
 # Functions of f64 that the C library computes: numpy's may differ in the last digits.
-LIBRARY = {f"st_{stem}_f64": 2 for stem in ("exp", "exp2", "log", "log2", "tanh", "erf", "sin", "cos", "pow")}
+LIBRARY = {f"st_{stem}_f64": 2 for stem in ("exp", "exp2", "log", "log2", "tanh", "erf", "erfc", "sin", "cos", "pow")}
 # Made of several library calls.
 LIBRARY |= {"st_sigmoid_f64": 4, "st_normal_f64": 8, "st_random_normal_f64": 8}
 # Their contract covers less than all bit patterns; they are tested through the functions that call them.
@@ -210,6 +210,7 @@ EXACT: dict[str, tuple[Callable[[Array], Any], float]] = {
     "tanh": (np.tanh, 1.4),
     "sigmoid": (exact_sigmoid, 1.5),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 1.2),
+    "erfc": (np.vectorize(math.erfc, otypes=[np.float64]), 0.6),
     "sin": (np.sin, 0.51),
     "cos": (np.cos, 0.51),
     "rsqrt": (lambda x: 1.0 / np.sqrt(x), 1.5),
@@ -247,7 +248,7 @@ def test_f16_overflow_begins_at_65520(loops: Loops) -> None:
 VECTORISED = [
     *(
         f"st_{stem}_f32"
-        for stem in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "pow", "rsqrt")
+        for stem in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "pow", "rsqrt")
     ),
     *("st_f32_to_bf16", "st_f32_to_f16_sat", "st_f32_to_f8e4m3", "st_f16_to_f32", "st_f8e5m2_to_f32", "st_f64_to_bf16"),
     *(

@@ -59,7 +59,7 @@ def test_every_function_stands_with_its_declared_needs_alone(name: str) -> None:
         defined = set(re.findall(r"^(?:ST_FN|ST_TABLE) \w+ (\w+)", text, flags=re.MULTILINE))
         assert set(re.findall(r"\bst_\w+", text)) == defined - {"u4x32_t"}
         calls_library = re.search(
-            r"(?<!_)\b(exp|exp2|log|log2|tanh|erf|sin|cos|pow|fmod|floor|ceil|trunc|rint|sqrt|fma)\(", text
+            r"(?<!_)\b(exp|exp2|log|log2|tanh|erfc?|sin|cos|pow|fmod|floor|ceil|trunc|rint|sqrt|fma)\(", text
         )
         assert ("<math.h>" in text) == bool(calls_library or "copysign(" in text)
 
@@ -321,6 +321,7 @@ def test_special_values() -> None:
         "tanh": [(-inf, -1), (inf, 1), (-0.0, -0.0), (1e-40, 1e-40)],
         "sigmoid": [(-inf, 0), (inf, 1), (0, 0.5)],
         "erf": [(-inf, -1), (inf, 1), (-0.0, -0.0)],
+        "erfc": [(-inf, 2), (inf, 0), (-0.0, 1)],
         "sin": [(0, 0), (-0.0, -0.0), (1e-40, 1e-40)],
         "cos": [(0, 1), (-0.0, 1)],
         "rsqrt": [(0, inf), (inf, 0), (4, 0.5)],
