@@ -20,7 +20,16 @@ class SpecError(StagedTensorError, ValueError):
 
 
 class LanguageError(StagedTensorError, ValueError):
-    """A fault in a textual model; carries file, line, column and the line itself."""
+    """A fault in a textual model, or a block used against its stages.
+
+    ``file``, ``line`` and ``column`` (from 1) say where in a text; they are empty and 0 where Python code is at fault.
+    """
+
+    def __init__(self, message: str, *, file: str = "", line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.file = file
+        self.line = line
+        self.column = column
 
 
 class PrecisionError(StagedTensorError, ValueError):

@@ -1,10 +1,13 @@
-"""Where in the user's code something was said: the nearest stack frame outside this package."""
+"""Where in the user's code something was said: a textual model's line, else the nearest stack frame outside this package."""
 
 from __future__ import annotations
 
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -36,10 +39,27 @@ class Source:
 
 
 UNKNOWN = Source("<unknown>", 0)
+_written: ContextVar[Source | None] = ContextVar("stagedtensor_source", default=None)
+
+
+@contextmanager
+def written_at(source: Source | None) -> Iterator[None]:
+    """Take ``source`` for what is built inside (a line of a textual model); None goes back to stack frames."""
+    token = _written.set(source)
+    try:
+        yield
+    finally:
+        _written.reset(token)
 
 
 def user_source() -> Source:
-    """Return the nearest frame outside the package (contextlib frames are passed by as well)."""
+    """Return the line of the textual model that is being built, else the nearest frame outside the package.
+
+    Frames of contextlib are passed by as well.
+    """
+    written = _written.get()
+    if written is not None:
+        return written
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

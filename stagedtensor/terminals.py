@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .blocks import check_stage, qualified
 from .conversion import convert, ingest
 from .dims import Axis, CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim, Index, Shape
 from .errors import PrecisionError, ShapeError
@@ -112,9 +113,11 @@ def param(
 
     ``init`` is a number, an initializer, or an array (its values and shape; never its format). A 2-d array is read as
     ``(output, input)`` unless rows are given. None draws uniformly from +-1/sqrt(fan_in) where there is an input row,
-    else 0.
+    else 0. Inside a block the name is a path: the block's, then ``name``.
     """
     _check_name(name, "parameter")
+    name = qualified(name)
+    check_stage(f"parameter {name!r}")
     format_ = None if prec is None else precision(prec)
     data = None
     initializer = as_initializer(init) if init is not None else None
