@@ -11,8 +11,8 @@ from stagedtensor.runtime.device import Kernel, MemoryLine
 
 def kernels(module: Module, emitted: CSource | None) -> tuple[Kernel, ...]:
     """Describe the kernels of a module; their text is the emitted C, or the printed IR where there is none."""
-    texts = {} if emitted is None else {kernel.name: kernel.text for kernel in emitted.kernels}
-    return tuple(_kernel(proc, texts.get(proc.name) or pretty(proc)) for proc in module.kernels)
+    texts = {} if emitted is None else {kernel.proc: kernel.text for kernel in emitted.kernels}
+    return tuple(_kernel(proc, texts.get(proc) or pretty(proc)) for proc in module.kernels)
 
 
 def _kernel(proc: Proc, text: str) -> Kernel:

@@ -29,8 +29,9 @@ _FEATURE_NAMES = {"avx": "sse4.1"}
 
 @dataclass(frozen=True)
 class KernelText:
-    """One kernel as printed: its C name, text, the lines it takes (first, last; from 1), and what it computes."""
+    """One kernel as printed: proc, C name, text, the lines it takes (first, last; from 1), and what it computes."""
 
+    proc: Proc
     name: str
     text: str
     lines: tuple[int, int]
@@ -104,7 +105,7 @@ def emit_module(
     pieces = [head]
     for name, text, proc in printed:
         last = line + text.count("\n") - 1
-        kernels.append(KernelText(name, text, (line, last), proc.origins, proc.path))
+        kernels.append(KernelText(proc, name, text, (line, last), proc.origins, proc.path))
         pieces += (text, "\n")
         line = last + 2
     pieces.append(driver)

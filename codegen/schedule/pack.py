@@ -57,7 +57,7 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     order = (*range(data), rank, *range(data, rank), rank + 1)
     layout = Layout((Split(rank, size), Reorder(order)))
     label = loads_in(operand)[0].buffer.name if loads_in(operand) else "operand"
-    buffer = Buffer(f"{label}_panels", operand.type, (*extents, extent), layout=layout)
+    buffer = Buffer(f"{label.replace('.', '_')}_panels", operand.type, (*extents, extent), layout=layout)
     fresh_axes = {item.symbol: index_symbol(item.symbol.hint) for item in axes}
     panel, within = index_symbol("i_panel"), index_symbol(tiled.symbol.hint)
     panels = -(-extent // size)

@@ -100,7 +100,7 @@ def _part(
 
 
 def _label(block: Block) -> str:
-    return block.stores[0].buffer.name if block.stores else block.name
+    return (block.stores[0].buffer.name if block.stores else block.name).replace(".", "_")
 
 
 def _from_neutral(item: Accumulator, states: dict[Symbol, Symbol], mapping: dict[Symbol, Expr]) -> Accumulator:
