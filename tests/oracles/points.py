@@ -70,6 +70,7 @@ class Evaluator:
             case IndexData(node, indices, size):
                 found = self.arrays[node][tuple(self.index(inner, point) for inner in indices)]
                 return min(max(int(found), 0), size - 1)
+        raise AssertionError(f"an unknown index {index}")
 
     def value(self, expr: Expr, part: Projected, point: Mapping[Any, int]) -> float:
         """The value of a tree at a point."""
@@ -87,6 +88,7 @@ class Evaluator:
                 return float(self.index(part.iter_values[expr], point))
             case Apply(op, args):
                 return float(OPS[op](*(self.value(arg, part, point) for arg in args)))
+        raise AssertionError(f"an unknown expression {expr}")
 
     def run(self, part: Projected) -> None:
         """Run one part: set or accumulate at every point, reduce iterators innermost."""
