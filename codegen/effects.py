@@ -35,6 +35,20 @@ def loads(block: ir.Block) -> Iterator[ir.Load]:
         yield from loads_of(expr)
 
 
+MAX_DEPTH = 24
+"""How deep an expression may nest before its parts get names: for readers of the text, and for recursive passes."""
+
+
+def is_deep(expr: ir.Expr, limit: int = MAX_DEPTH) -> bool:
+    """Whether an expression nests deeper than ``limit``."""
+    level: list[ir.Expr] = [expr]
+    for _ in range(limit):
+        level = [part for item in level for part in ir.children(item)]
+        if not level:
+            return False
+    return True
+
+
 def domain(iterators: Iterable[ir.Iterator_]) -> int:
     """Return the number of points, dynamic extents at their maximum."""
     count = 1

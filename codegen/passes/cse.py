@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.codegen.effects import map_blocks
+from stagedtensor.codegen.effects import is_deep, map_blocks
 from stagedtensor.op_table import OPS
 
 Key: TypeAlias = tuple[object, ...]
@@ -36,6 +36,7 @@ def cse_block(block: ir.Block) -> ir.Block:
     # With reduce iterators the lets belong to the reduce points; the stores do not see them.
     stores_are_points = not block.reduce
     stores = [table.root(store.value) for store in block.stores] if stores_are_points else []
+    table.rebuild_deep()
     accumulators = tuple(
         replace(item, update=table.rebuilt(number)) for item, number in zip(block.accumulators, updates, strict=True)
     )
@@ -75,11 +76,14 @@ class _Table:
         self.numbers: dict[Key, int] = {}
         self.named: dict[ir.Symbol, int] = {}
         self.lets: list[ir.Let] = []
+        self.deep: dict[int, None] = {}
 
     def define(self, symbol: ir.Symbol, value: ir.Expr) -> None:
         """Note an existing let; its value counts only where it is used."""
         number = self._number(value)
         self.named[symbol] = number
+        if is_deep(value):
+            self.deep[number] = None
         if self.values[number].hint == "v":
             self.values[number].hint = symbol.hint
 
@@ -104,17 +108,29 @@ class _Table:
         return len(self.values) - 1
 
     def _count(self, number: int, indexing: bool) -> None:
-        value = self.values[number]
-        first = value.uses + value.index_uses == 0
-        if indexing:
-            value.index_uses += 1
-        else:
-            value.uses += 1
-        if first:
-            for part in value.parts:
-                self._count(part, indexing or isinstance(value.expr, ir.Load))
+        pending = [(number, indexing)]
+        while pending:
+            number, indexing = pending.pop()
+            value = self.values[number]
+            first = value.uses + value.index_uses == 0
+            if indexing:
+                value.index_uses += 1
+            else:
+                value.uses += 1
+            if first:
+                inside = indexing or isinstance(value.expr, ir.Load)
+                pending.extend((part, inside) for part in value.parts)
 
-    def _is_shared(self, value: _Value) -> bool:
+    def rebuild_deep(self) -> None:
+        """Rebuild the lets that keep expressions from nesting too deep, those before first."""
+        for number in self.deep:
+            if self.values[number].uses:
+                self.rebuilt(number)
+
+    def _is_shared(self, number: int) -> bool:
+        value = self.values[number]
+        if number in self.deep:
+            return True
         if value.carries or isinstance(value.expr, ir.Const | ir.Var):
             return False
         if isinstance(value.expr, ir.Cast) and isinstance(value.expr.arg, ir.Const):
@@ -130,7 +146,7 @@ class _Table:
             return value.name
         parts = tuple(self.rebuilt(part) for part in value.parts)
         expr = ir.with_children(value.expr, parts)
-        if not self._is_shared(value):
+        if not self._is_shared(number):
             return expr
         symbol = ir.Symbol(value.hint, expr.type)
         self.lets.append(ir.Let(symbol, expr))

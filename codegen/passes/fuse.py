@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, kernel_of, loads_of, with_kernels
 from stagedtensor.codegen.passes.dependence import conflict, is_contraction, is_elementwise, same_cell
-from stagedtensor.codegen.passes.place import Item
+from stagedtensor.codegen.passes.place import Item, weigh
 from stagedtensor.codegen.passes.simplify import simplify_block
 from stagedtensor.codegen.rewrite import Rewriter, fresh_copy, substitute
 
@@ -29,17 +30,20 @@ MAX_SPELT = 60
 REACH = 64
 """How many kernels a block may hop over."""
 
+Readers: TypeAlias = dict[ir.Buffer, list[Item]]
+
 
 def fuse(module: ir.Module) -> ir.Module:
     """Fuse the kernels of the module greedily, each with the latest earlier one that takes it."""
     groups: list[Item] = []
-    readers = _readers(module)
-    for kernel in module.kernels:
-        _add(groups, Item.of(block_of(kernel)), readers)
+    items = [Item.of(block_of(kernel)) for kernel in module.kernels]
+    readers = _readers(module, items)
+    for item in items:
+        _add(groups, item, readers)
     return with_kernels(module, (kernel_of(item.block) for item in groups))
 
 
-def _add(groups: list[Item], item: Item, readers: dict[ir.Buffer, int]) -> None:
+def _add(groups: list[Item], item: Item, readers: Readers) -> None:
     """Merge ``item`` into a group: up to its place, or where something between holds it back, the group down to the end."""
     held_back = False
     for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
@@ -58,20 +62,20 @@ def _add(groups: list[Item], item: Item, readers: dict[ir.Buffer, int]) -> None:
     groups.append(item)
 
 
-def _readers(module: ir.Module) -> dict[ir.Buffer, int]:
-    """How many kernels read each temporary; external buffers are left out."""
-    counts = dict.fromkeys(module.temporaries, 0)
-    for kernel in module.kernels:
-        for buffer in Item.of(block_of(kernel)).effects.reads:
-            if buffer in counts:
-                counts[buffer] += 1
-    return counts
+def _readers(module: ir.Module, items: list[Item]) -> Readers:
+    """The kernels that read each temporary; external buffers are left out."""
+    found: Readers = {buffer: [] for buffer in module.temporaries}
+    for item in items:
+        for buffer in item.effects.reads:
+            if buffer in found:
+                found[buffer].append(item)
+    return found
 
 
 # -- which and whether ---------------------------------------------------------------------------------------------
 
 
-def _merged(first: Item, second: Item, readers: dict[ir.Buffer, int]) -> ir.Block | None:
+def _merged(first: Item, second: Item, readers: Readers) -> ir.Block | None:
     """Return both blocks as one, or None where they do not go together."""
     a, b = first.block, second.block
     if a.scatter or b.scatter or b.guard is not None:
@@ -84,10 +88,28 @@ def _merged(first: Item, second: Item, readers: dict[ir.Buffer, int]) -> ir.Bloc
             return None
         if is_elementwise(a):
             return _sweep(first, second) if _shares_cells(first, second) else None
-        return _epilogue(first, second, readers) if first.effects.write_set & second.effects.read_set else None
+        if not first.effects.write_set & second.effects.read_set or _belongs_to_a_sweep(first, second, readers):
+            return None
+        return _epilogue(first, second, readers)
     if a.accumulators and a.guard is None and not first.effects.write_set & second.effects.read_set:
         return _siblings(first, second)
     return None
+
+
+def _belongs_to_a_sweep(first: Item, second: Item, readers: Readers) -> bool:
+    """Whether the later block computes something cheap for elementwise readers from cells that stay in memory anyway.
+
+    In the reduction's stores it would need a buffer of its own; in the sweep of its readers it needs none.
+    """
+    (target, *others) = second.effects.writes
+    own = readers.get(target)
+    read = first.effects.write_set & second.effects.read_set
+    if others or not own or target in read or not weigh(second.block).cheap:
+        return False
+    stays = all(len(readers.get(buffer, ())) != 1 for buffer in read)
+    return stays and all(
+        is_elementwise(item.block) and _same_extents(item.block.iterators, second.block.iterators) for item in own
+    )
 
 
 def _same_extents(left: tuple[ir.Iterator_, ...], right: tuple[ir.Iterator_, ...]) -> bool:
@@ -172,7 +194,7 @@ def _sweep(first: Item, second: Item) -> ir.Block | None:
     return simplify_block(_joined(a, b, lets=(*lets, *follow.lets), stores=(*stores, *follow.stores)))
 
 
-def _epilogue(first: Item, second: Item, readers: dict[ir.Buffer, int]) -> ir.Block | None:
+def _epilogue(first: Item, second: Item, readers: Readers) -> ir.Block | None:
     a = first.block
     b = _renamed(second.block, second.block.iterators, a.data)
     if len(b.stores) != 1 or not _points_meet(a, b):
@@ -186,7 +208,7 @@ def _epilogue(first: Item, second: Item, readers: dict[ir.Buffer, int]) -> ir.Bl
         if any(load.buffer in first.effects.write_set for load in loads_of(store.value)):
             continue  # the cells it is made of change before the later store would read them
         small = sum(1 for _ in ir.walk(store.value)) <= SMALL_VALUE
-        only_here = readers.get(store.buffer) == 1 and counts.get(store.buffer) == 1
+        only_here = len(readers.get(store.buffer, ())) == 1 and counts.get(store.buffer) == 1
         if small or only_here:
             values[store.buffer] = store.value
     b = _Replace(values).block(b)

@@ -6,7 +6,7 @@ stored value ``bf16(...)`` itself, so the rounding is that of a buffer::
     t[i] <- bf16(a[i] + 1.0)
     y[j, k] <- f32(t[k]) * b[j, k]   ->   y[j, k] <- f32(bf16(a[k] + 1.0)) * b[j, k]
 
-A value read several times at one point is named by a let there. ``place`` says which values are virtual.
+A value read several times at one point is named by a let there, and so is one of many nested parts. ``place`` says which values are virtual.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.codegen.effects import block_of, kernel_of, loads_of, with_kernels
+from stagedtensor.codegen.effects import block_of, is_deep, kernel_of, loads_of, with_kernels
 from stagedtensor.codegen.passes.place import Item, Mode, Report, decide, is_view, point_expressions, substitution
 from stagedtensor.codegen.passes.simplify import simplify_block
 from stagedtensor.codegen.rewrite import Rewriter, substitute
@@ -61,6 +61,7 @@ class _Inliner(Rewriter):
         self.values: dict[ir.Load, ir.Expr] = {}
         self.repeated: frozenset[ir.Load] = frozenset()
         self.in_point = False
+        self.is_deep = is_deep(self.written.value)
 
     def result(self) -> ir.Block:
         reader = self.reader
@@ -114,7 +115,7 @@ class _Inliner(Rewriter):
             return self._value(expr, named=False)
         if expr not in self.values:
             value = self._value(expr, named=True)
-            if expr in self.repeated:
+            if expr in self.repeated or self.is_deep:
                 symbol = ir.Symbol(expr.buffer.name, expr.buffer.type)
                 self.lets.append(ir.Let(symbol, value))
                 value = ir.Var(symbol)

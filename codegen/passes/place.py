@@ -82,6 +82,8 @@ class Report:
 _HEAVY = frozenset(("div", "sqrt", "recip", "floordiv", "mod", "random_uniform", "random_normal"))
 CHEAP_OPS = 6
 CHEAP_LOADS = 2
+LONG = 64
+"""Ops from which an elementwise value is left to fusion: copying it from reader to reader would take quadratic time."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,8 @@ def _worth(items: Sequence[Item], position: int, uses: Sequence[int]) -> Decisio
             return Decision(Mode.BUFFER, f"{reader.name} reads it where its parts cannot be named")
         if domain(reader.iterators) > points and not weight.cheap:
             return Decision(Mode.BUFFER, f"{reader.name} would compute it again for every point of a larger domain")
+    if weight.ops > LONG and all(is_elementwise(items[use].block) for use in uses):
+        return Decision(Mode.BUFFER, "long enough by itself: fusion joins it to its readers in one sweep")
     if len(uses) == 1:
         return Decision(Mode.VIRTUAL, f"a single reader, {items[uses[0]].block.name}")
     if _finishes_reduction(items, position):

@@ -11,22 +11,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.codegen.effects import block_of, kernel_name
-from stagedtensor.codegen.passes.cse import cse_block
-from stagedtensor.codegen.passes.exact import exact_in
+from stagedtensor.codegen.effects import MAX_DEPTH, block_of, is_deep, kernel_name
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Mode, Report
-from stagedtensor.codegen.passes.simplify import simplified, simplify_block
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.functions.normalised import layer_norm, softmax
 from stagedtensor.functions.pointwise import exp, maximum, relu, tanh, where
 from stagedtensor.functions.reductions import max_, sum_
 from stagedtensor.losses import cross_entropy
 from stagedtensor.node import Placement, Specified
-from stagedtensor.precision import Prec, bf16, f8e4m3, f16, f32, f64, i8, i32, i64, u8
+from stagedtensor.precision import Prec, bf16, f16, f32
 from stagedtensor.session import Session
 from stagedtensor.statements import Apply, Literal_, Statement
-from stagedtensor.tensor import Tensor, cast, place
+from stagedtensor.tensor import Tensor, cast, place, tensor_of
 from stagedtensor.terminals import cell, host_scalar, param, placeholder, state
 from tests.ir.programs import assign, at, both, forward, gradients, modules, same_bits, solved
 
@@ -58,148 +55,7 @@ def store_texts(module: ir.Module) -> list[str]:
     return lines
 
 
-# -- exact_in and simplify -----------------------------------------------------------------------------------------
-
-
-def load(prec: Prec, name: str = "x") -> ir.Load:
-    return ir.Load(ir.Buffer(name, prec, ()), ())
-
-
-def wide(expr: ir.Expr, prec: Prec = f32) -> ir.Cast:
-    return ir.Cast(expr, prec)
-
-
-@pytest.mark.parametrize(
-    ("expr", "prec", "exact"),
-    [
-        (wide(load(bf16)), bf16, True),
-        (wide(load(f16)), bf16, False),
-        (wide(load(f8e4m3)), f16, True),
-        (wide(load(f16)), f8e4m3, False),
-        (ir.Apply("neg", (wide(load(bf16)),), f32), bf16, True),
-        (ir.Apply("add", (wide(load(bf16)), wide(load(bf16))), f32), bf16, False),
-        (ir.Apply("maximum", (wide(load(bf16)), ir.Const(0.5, f32)), f32), bf16, True),
-        (ir.Apply("maximum", (wide(load(bf16)), ir.Const(0.1, f32)), f32), bf16, False),
-        (ir.Apply("where", (load(f32), wide(load(bf16)), ir.Const(0.0, f32)), f32), bf16, True),
-        (ir.Apply("lt", (load(f32), load(f32)), f32), f8e4m3, True),
-        (ir.Cast(wide(load(i8)), f32), bf16, True),
-        (wide(load(i32)), f32, True),
-        (wide(load(i8)), i8, True),
-        (ir.Apply("abs", (wide(load(i8)),), f32), i8, False),
-        (ir.Const(float("inf"), f32), f8e4m3, False),
-        (ir.Const(-0.0, f32), f16, True),
-    ],
-)
-def test_exact_in(expr: ir.Expr, prec: Prec, exact: bool) -> None:
-    assert exact_in(expr, prec) is exact
-
-
-def test_integers_are_exact_in_floats_of_enough_digits() -> None:
-    assert exact_in(load(i8), bf16)
-    assert exact_in(load(u8), bf16)
-    assert not exact_in(load(i32), f32)
-    assert exact_in(load(i32), f64)
-
-
-def test_conversions_that_change_nothing_go() -> None:
-    x = load(bf16)
-    assert simplified(ir.Cast(wide(x), bf16)) == x
-    assert simplified(wide(ir.Cast(wide(x), bf16))) != x
-    rounding = ir.Cast(ir.Apply("add", (load(f32), load(f32)), f32), bf16)
-    assert simplified(wide(rounding)) == wide(rounding)
-    flushed = ir.Cast(load(f32), f32, flush=True)
-    assert simplified(flushed) == flushed
-
-
-def test_rounding_moves_past_relu_but_not_past_tanh() -> None:
-    inner = wide(ir.Cast(load(f32), bf16))
-    assert simplified(ir.Cast(ir.Apply("relu", (inner,), f32), bf16)) == ir.Cast(ir.Apply("relu", (load_again(inner),), f32), bf16)
-    kept = ir.Cast(ir.Apply("tanh", (inner,), f32), bf16)
-    assert simplified(kept) == kept
-    other = ir.Cast(ir.Apply("relu", (inner,), f32), f16)
-    assert simplified(other) == other
-
-
-def load_again(inner: ir.Cast) -> ir.Expr:
-    assert isinstance(inner.arg, ir.Cast)
-    return inner.arg.arg
-
-
-@pytest.mark.parametrize(
-    ("expr", "result"),
-    [
-        (ir.Apply("div", (ir.Const(1.0, f32), ir.Const(3.0, f32)), f32), ir.Const(float(np.float32(1) / np.float32(3)), f32)),
-        (ir.Apply("mul", (ir.Const(2**31 - 1, i32), ir.Const(2, i32)), i32), ir.Const(-2, i32)),
-        (wide(ir.Const(0.1, f64)), ir.Const(float(np.float32(0.1)), f32)),
-        (ir.Cast(ir.Const(-1.5, f32), u8), ir.Const(0, u8)),
-        (ir.Apply("sub", (ir.Const(1.0, f32), ir.Const(1.0, f32)), f32), ir.Const(0.0, f32)),
-        (ir.Apply("gt", (ir.Const(2.0, f32), ir.Const(1.0, f32)), f32), ir.Const(1.0, f32)),
-    ],
-)
-def test_constants_fold_as_the_routine_would(expr: ir.Expr, result: ir.Expr) -> None:
-    assert simplified(expr) == result
-
-
-def test_functions_of_the_prelude_do_not_fold() -> None:
-    kept = ir.Apply("exp", (ir.Const(1.0, f32),), f32)
-    assert simplified(kept) == kept
-
-
-def test_adding_zero_stays_for_floats() -> None:
-    x = load(f32)
-    kept = ir.Apply("add", (x, ir.Const(0.0, f32)), f32)
-    assert simplified(kept) == kept
-    assert simplified(ir.Apply("mul", (x, ir.Const(1.0, f32)), f32)) == x
-    assert simplified(ir.Apply("sub", (x, ir.Const(-0.0, f32)), f32)) != x
-
-
-def index_block(index: ir.Expr, *iterators: ir.Iterator_, guard: ir.Expr | None = None) -> ir.Block:
-    target = ir.Buffer("y", f32, (64,))
-    return ir.Block("y", iterators, (ir.Store(target, (index,), ir.Const(1.0, f32)),), guard=guard)
-
-
-def iterator(name: str, extent: int) -> ir.Iterator_:
-    return ir.Iterator_(ir.Symbol(name, i64), ir.index(extent), extent)
-
-
-def test_index_algebra_by_ranges() -> None:
-    i, j = iterator("i", 8), iterator("j", 4)
-    cell_number = ir.Apply(
-        "add", (ir.Apply("mul", (ir.Var(i.symbol), ir.index(4)), i64), ir.Var(j.symbol)), i64
-    )
-
-    def reduced(op: str, divisor: int) -> ir.Expr:
-        block = simplify_block(index_block(ir.Apply(op, (cell_number, ir.index(divisor)), i64), i, j))
-        return block.stores[0].indices[0]
-
-    assert reduced("floordiv", 4) == ir.Var(i.symbol)
-    assert reduced("mod", 4) == ir.Var(j.symbol)
-    assert pretty(reduced("mod", 32)) == "i * 4 + j"
-    assert reduced("floordiv", 32) == ir.index(0)
-
-
-def test_guards_that_always_hold_go() -> None:
-    i = iterator("i", 8)
-    inside = ir.Apply(
-        "and",
-        (
-            ir.Apply("ge", (ir.Var(i.symbol), ir.index(0)), i64),
-            ir.Apply("lt", (ir.Var(i.symbol), ir.index(8)), i64),
-        ),
-        i64,
-    )
-    assert simplify_block(index_block(ir.Var(i.symbol), i, guard=inside)).guard is None
-    tight = ir.Apply("lt", (ir.Var(i.symbol), ir.index(7)), i64)
-    assert simplify_block(index_block(ir.Var(i.symbol), i, guard=tight)).guard == tight
-
-
-def test_cse_names_what_stands_twice() -> None:
-    i = iterator("i", 8)
-    x, y = ir.Buffer("x", f32, (8,)), ir.Buffer("y", f32, (8,))
-    read = ir.Load(x, (ir.Var(i.symbol),))
-    total = ir.Apply("add", (read, ir.Const(1.0, f32)), f32)
-    block = cse_block(ir.Block("y", (i,), (ir.Store(y, (ir.Var(i.symbol),), ir.Apply("mul", (total, total), f32)),)))
-    assert pretty(block).splitlines()[1:] == ["  let v: f32 = x[i] + 1.0", "  y[i] = v * v"]
+# -- names ---------------------------------------------------------------------------------------------------------
 
 
 def test_kernel_names() -> None:
@@ -327,6 +183,19 @@ def test_repeated_squares_do_not_grow_the_code() -> None:
     assert len(block_of(fused.kernels[0]).lets) == 24
 
 
+def test_long_chains_are_named_on_the_way() -> None:
+    x = placeholder("x", output=[4], prec="f32")
+    y = x
+    for _ in range(600):
+        y = relu(y * 0.5)
+    y.named("y")
+    program = solved(forward(y), keep=[y])
+    _, fused = modules(program)
+    (kernel,) = fused.kernels
+    assert all(not is_deep(let.value, 3 * MAX_DEPTH) for let in block_of(kernel).lets)
+    both(program, {x: [1.0, -1.0, 3e38, np.nan]}, [y])
+
+
 # -- fusion --------------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +241,26 @@ def test_a_sweep_reads_the_rounded_value_it_stores() -> None:
     steps = [assign(p, Apply("add", (at(p), Literal_(1.0)))), assign(q, at(p))]
     assert kernels(steps, []) == ["p_q"]
     assert both(solved(steps), {p: [256.0, 1.0, 2.0, 3.0]}, [q])[0].tolist() == [256.0, 2.0, 3.0, 4.0]
+
+
+def test_what_a_sweep_can_compute_is_not_stored_by_the_gradient() -> None:
+    w = param("w", input=[6], output=[4])
+    loss = sum_(w @ placeholder("x", batch=[3], output=[6], prec="f32")).named("loss")
+    gradient = w.node.gradient
+    assert gradient is not None
+    gradient.observable = True
+    scaled = (tensor_of(gradient) * 0.5).named("scaled")
+    gate = host_scalar("gate", 1.0)
+    steps = [
+        *gradients(loss),
+        *forward(scaled),
+        assign(gradient, at(scaled)),
+        assign(gate, Apply("mul", (at(gate), Literal_(2.0)))),
+        assign(w, Apply("where", (at(gate), at(scaled), at(w)))),
+    ]
+    module = modules(solved(steps, keep=[loss]))[1]
+    assert "scaled" not in [buffer.name for buffer in module.temporaries]
+    assert module.kernels[-1].name == "w_grad_w"
 
 
 def test_sibling_reductions_share_a_kernel_and_contractions_do_not() -> None:
