@@ -73,7 +73,7 @@ class _Storage:
             self.program.prec(node),
             self.program.shape(node).dims,
             node=node,
-            saturate=bool(node.saturate),
+            saturate=self.program.saturates(node),
             flush_subnormal=node.flush_subnormal,
         )
         if self.program.is_external(node):

@@ -37,6 +37,8 @@ class SolvedProgram:
     prec: Callable[[Node], Prec]
     projected: Callable[[Statement], tuple[Projected, ...]]
     keep: frozenset[Node] = frozenset()
+    saturates: Callable[[Node], bool] = lambda node: bool(node.saturate)
+    """Whether finite overflow at a store to the node gives the greatest finite value."""
 
     def is_external(self, node: Node) -> bool:
         """Whether the host or another routine may see the node's buffer."""

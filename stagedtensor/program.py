@@ -249,6 +249,10 @@ class Solved:
         """Return the storage precision of a node."""
         return self.precisions.prec(node)
 
+    def saturates(self, node: Node) -> bool:
+        """Whether finite overflow at a store to a node gives the greatest finite value."""
+        return self.precisions.saturates(node)
+
     def reason(self, node: Node) -> Reason:
         """Return why a node has its precision."""
         return self.precisions.reason(node)
