@@ -281,7 +281,7 @@ _ERFC_EXPONENT = tuple(
 
 def erfc_f32(x: Array) -> Array:
     """1 - erf(x) without its cancellation."""
-    x = np.ascontiguousarray(x, F32)
+    x = np.asarray(x, F32, order="C")
     z = np.abs(x).astype(F64)
     z = np.where(z < 10.25, z, 10.25)
     t = 2.0 / (2.0 + z)
@@ -295,7 +295,7 @@ def erfc_f32(x: Array) -> Array:
 
 def pow_f32(x: Array, y: Array) -> Array:
     """x to the y, with the special cases of C99."""
-    x, y = (np.ascontiguousarray(part) for part in np.broadcast_arrays(np.asarray(x, F32), np.asarray(y, F32)))
+    x, y = (np.array(part, order="C") for part in np.broadcast_arrays(np.asarray(x, F32), np.asarray(y, F32)))
     base = np.abs(x).astype(F64)
     bits = bits_f64(base)
     exponent = ((bits >> np.uint64(32)).astype(np.uint32) - np.uint32(0x3FE6A09E)).view(np.int32) >> np.int32(20)

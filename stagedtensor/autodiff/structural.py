@@ -83,7 +83,9 @@ def tree(record: OpRecord, useful: set[Node]) -> list[Statement]:
     made = []
     for statement in record.statements:
         stored = statement.target if statement.op is None else None
-        for access, expr in adjoints(statement.expr, incoming(record, statement), stored, carries).items():
+        contraction = statement.op is not None or record.kind == "einsum"
+        g = incoming(record, statement)
+        for access, expr in adjoints(statement.expr, g, stored, carries, contraction=contraction).items():
             made.append(contribution(record, statement, access, expr))
     return made
 

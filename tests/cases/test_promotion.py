@@ -62,7 +62,7 @@ def test_ids_stay_exact_under_a_policy(device: str, prec: st.Prec) -> None:
     with program(device) as p:
         ids = p.input(wanted, st.i32, batch=1)
         numbers = np.arange(vocabulary) % 251 - 125.0  # exact in both formats
-        table = st.param("table", input=[vocabulary], output=[1], init=numbers.reshape(1, -1))
+        table = st.param("table", output=[vocabulary], input=[1], init=numbers.reshape(-1, 1))
         rows = st.gather(table, ids)
         st.PrecisionPolicy(param=prec, activation=prec).apply(rows)
         p.ctx.init_params(rows)
