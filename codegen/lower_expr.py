@@ -232,14 +232,19 @@ class ExprLowering:
                 return cast(value, f32) if value.type.is_narrow else value
             case tree.Literal_(value):
                 return constant(value, i64 if isinstance(value, int) else f64)
+            case tree.Apply(op) if OPS[op].op_class == "comparison":
+                return self._comparison(expr, f32)
             case _:
                 return self.lower(expr, self.own_type(expr, i64))
+
+    def _comparison(self, expr: tree.Apply, context: Prec) -> ir.Expr:
+        own = self._comparison_type(expr, context)
+        return ir.Apply(expr.op, tuple(self.lower(arg, own) for arg in expr.args), own)
 
     def _apply(self, expr: tree.Apply, prec: Prec) -> ir.Expr:
         row, args = OPS[expr.op], expr.args
         if row.op_class == "comparison":
-            own = self._comparison_type(expr, prec)
-            return cast(ir.Apply(row.name, tuple(self.lower(arg, own) for arg in args), own), prec)
+            return cast(self._comparison(expr, prec), prec)
         if row.op_class == "random":
             key0, key1, counter = args
             own = f64 if prec is f64 else f32
@@ -269,10 +274,15 @@ class ExprLowering:
             positions = any(isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) for part in tree.walk(expr))
             # A position may exceed what short integers hold: class 300 is not class 44 of u8.
             return i32 if positions and not own.is_float and own.bits < 32 else own
-        counts = (tree.IterValue, tree.LinearIndex, tree.DimValue, tree.Literal_)
+        leaves = [part for part in tree.walk(expr) if not isinstance(part, tree.Apply)]
+        if all(isinstance(part, tree.IterValue) or _is_integer(part, 31) for part in leaves):
+            return i32  # positions along one axis each, as in a causal mask: half the width of i64
         whole = all(
-            isinstance(part, counts) and not isinstance(getattr(part, "value", 0), float)
-            for part in tree.walk(expr)
-            if not isinstance(part, tree.Apply)
+            isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) or _is_integer(part, 63) for part in leaves
         )
         return i64 if whole else context
+
+
+def _is_integer(expr: tree.Expr, bits: int) -> bool:
+    """Whether a tree is a whole number of at most ``bits`` bits and a sign."""
+    return isinstance(expr, tree.Literal_) and not isinstance(expr.value, float) and abs(expr.value) < 1 << bits

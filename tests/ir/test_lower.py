@@ -20,7 +20,7 @@ from stagedtensor.node import Node
 from stagedtensor.precision import f32
 from stagedtensor.session import Session
 from stagedtensor.specs import Affine, Name, RowSpec, ShapeSpec, Spec
-from stagedtensor.statements import Access, Apply, Literal_, Scope, Statement
+from stagedtensor.statements import Access, Apply, IterValue, Literal_, Scope, Statement
 from stagedtensor.tensor import Tensor, apply_op, apply_pointwise, cast
 from stagedtensor.terminals import cell, dynamic, host_scalar, index, param, placeholder, range_
 from tests.ir.programs import assign, at, both, forward, gradients, modules, solved
@@ -164,6 +164,16 @@ def test_comparison_in_its_operands_join_and_predicate_in_its_own_type() -> None
     module = plain(test, y)
     assert body(module, "test") == "test[output] = ids[output] < 3:i32"
     assert body(module, "y") == "y[output] = bf16(where(test[output], f32(x[output]), 0.0))"
+
+
+def test_positions_compare_as_i32() -> None:
+    rows = ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("s"), Name("t"))))
+    x = placeholder("x", output=[3, 3], prec="f32")
+    mask = Apply("le", (IterValue("t"), IterValue("s")))
+    y = apply_op("mask", (x,), Spec((rows,), rows), lambda a: Apply("where", (mask, a, Literal_(0.0)))).named("y")
+    assert body(plain(y), "y") == "y[s, t] = where(i32(t) <= i32(s), x[s, t], 0.0)"
+    values = np.arange(9.0).reshape(3, 3)
+    np.testing.assert_array_equal(forward_values([y], {x: values})[0], np.tril(values))
 
 
 def test_bool_arithmetic_is_u8() -> None:

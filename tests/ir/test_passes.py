@@ -186,7 +186,7 @@ def test_repeated_squares_do_not_grow_the_code() -> None:
 def test_long_chains_are_named_on_the_way() -> None:
     x = placeholder("x", output=[4], prec="f32")
     y = x
-    for _ in range(600):
+    for _ in range(150):
         y = relu(y * 0.5)
     y.named("y")
     program = solved(forward(y), keep=[y])
