@@ -83,19 +83,27 @@ def test_clipping_against_the_host(device: str) -> None:
 
 
 @on_devices
+@pytest.mark.parametrize("recipe", ["two", "gated", "static"])
 @pytest.mark.parametrize("scale", [1.0, 65536.0, 2.0**-10])
-def test_clipping_comes_after_unscaling(device: str, scale: float) -> None:
+def test_clipping_comes_after_unscaling(device: str, recipe: str, scale: float) -> None:
     """Gradient [3, 4], max_norm 1, rate 1: the update is [.6, .8] and the norm 5, whatever the scale."""
     with st.Session(), st.Context(device) as ctx:
         p = st.param("p", init=np.zeros(2, np.float32))
         loss = st.sum(p * st.constant(np.array([3.0, 4.0], np.float32)))
         ctx.init_params(loss)
         scaler = st.LossScaler(scale)
-        clip = st.clip_by_global_norm(loss, 1.0, grad_unscale=scaler.unscale)
-        _, gradients = st.scaled_grad_update(scaler, loss)
-        update = st.scaled_sgd_update(scaler, loss, 1.0, grad_scale=clip.grad_scale)
-        ctx.run(ctx.compile(st.sequence(gradients, clip.comp, update), name="step"))
-        assert read(ctx, clip.grad_norm) == 5.0
+        if recipe == "static":
+            ctx.run(ctx.compile(st.static_scaled_update(loss, 1.0, scale=scale, max_norm=1.0)))
+        elif recipe == "gated":
+            window, step = st.gated_scaled_update(scaler, loss, 1.0, max_norm=1.0)
+            ctx.run(ctx.compile(step))
+            assert read(ctx, window) == 0.0
+        else:
+            clip = st.clip_by_global_norm(loss, 1.0, grad_unscale=scaler.unscale)
+            _, gradients = st.scaled_grad_update(scaler, loss)
+            update = st.scaled_sgd_update(scaler, loss, 1.0, grad_scale=clip.grad_scale)
+            ctx.run(ctx.compile(st.sequence(gradients, clip.comp, update), name="step"))
+            assert read(ctx, clip.grad_norm) == 5.0
         np.testing.assert_allclose(ctx.get_values(p), [-0.6, -0.8], rtol=1e-6)
 
 
