@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def weights(rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (weight, bias) of each layer."""
     return [
         (rng.uniform(-1, 1, (after, before)).astype(np.float32) / np.sqrt(before), np.zeros(after, np.float32))
-        for before, after in zip(WIDTHS, WIDTHS[1:], strict=False)
+        for before, after in pairwise(WIDTHS)
     ]
 
 

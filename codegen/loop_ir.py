@@ -231,7 +231,7 @@ IteratorKind: TypeAlias = Literal["data", "reduce"]
 
 
 @dataclass(frozen=True)
-class Iterator_:  # noqa: N801  (Iterator is Python's)
+class Iterator_:
     """An i64 symbol running over ``0 .. extent-1``; ``extent`` may be symbolic, ``bound`` is its static maximum."""
 
     symbol: Symbol

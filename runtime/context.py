@@ -25,7 +25,6 @@ from stagedtensor.runtime.routine import Routine
 from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store, describe
 from stagedtensor.source import user_source
 
-
 _F32_MAX = f32.max_finite
 
 

@@ -13,7 +13,18 @@ import pytest
 
 import stagedtensor as st
 
-from .running import FUSED, REFERENCE, UNFUSED, Array, Program, Setting, assert_same_bits, different, run, runnable_targets
+from .running import (
+    FUSED,
+    REFERENCE,
+    UNFUSED,
+    Array,
+    Program,
+    Setting,
+    assert_same_bits,
+    different,
+    run,
+    runnable_targets,
+)
 
 STORAGE = st.Numerics(accumulate="storage")
 Build = Callable[[], Program]

@@ -29,7 +29,8 @@ def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
 def ulp(exact: Array) -> Array:
     """Return the spacing of bf16 at each value."""
     _, exponent = np.frexp(np.abs(exact))
-    return np.ldexp(1.0, np.maximum(exponent - 8, -133))
+    spacing: Array = np.ldexp(1.0, np.maximum(exponent - 8, -133))
+    return spacing
 
 
 def distance(found: Array, exact: Array) -> float:

@@ -14,7 +14,8 @@ def test_updates_clipping_and_gates_leave_open_rows_to_the_model() -> None:
         y = w2 @ st.relu(w1 @ x + b1) + b2
         loss = loss + st.mean(y * y)
         unscale, gate = st.host_scalar("unscale", 0.5), st.host_scalar("gate", 1.0)
-        assert w1.grad is not None and str((w1.grad * unscale).shape) == "4 -> 6"
+        assert w1.grad is not None
+        assert str((w1.grad * unscale).shape) == "4 -> 6"
         st.clip_by_global_norm(loss, 1.0, grad_unscale=unscale)
         st.sgd_update(loss, 0.1, momentum=0.9, grad_unscale=unscale, update_gate=gate)
         st.adamw_update(loss, 0.1, grad_unscale=unscale, update_gate=gate)
