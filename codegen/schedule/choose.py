@@ -177,7 +177,7 @@ def _packed(
 def _pack_nest(block: Block, buffer: Buffer, machine: Machine) -> Nest:
     cost = cost_of(block)
     parallel = cost.nbytes > machine.serial_bytes
-    body, _ = elementwise(block, parallel=parallel)
+    body, _ = elementwise(block, parallel=parallel, keep_nest=True)
     return _nest(body, "packs an operand into panels", cost, parallel, f"_{buffer.name}", (buffer,))
 
 

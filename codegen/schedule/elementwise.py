@@ -10,9 +10,9 @@ from stagedtensor.codegen.loop_ir import Block, LoopKind, Stmt, Symbol
 from stagedtensor.codegen.schedule.nest import collapse, nest, point, stores
 
 
-def elementwise(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
-    """Return the statements of ``block`` and a few words on the choice."""
-    block = collapse(block)
+def elementwise(block: Block, *, parallel: bool, keep_nest: bool = False) -> tuple[tuple[Stmt, ...], str]:
+    """Return the statements of ``block`` and a few words on the choice; ``keep_nest`` merges no loops."""
+    block = block if keep_nest else collapse(block)
     work = point(block, {})
     body = work.wrap(stores(block, work.mapping))
     if not block.iterators:

@@ -24,7 +24,7 @@ from stagedtensor.codegen.loop_ir import (
     Var,
 )
 from stagedtensor.codegen.rewrite import substitute
-from stagedtensor.codegen.schedule.analysis import depends
+from stagedtensor.codegen.schedule.analysis import depends, stride
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
 
 
@@ -68,8 +68,13 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     mapping[tiled.symbol] = source
     iterators = [replace(item, symbol=fresh_axes[item.symbol], kind="data") for item in axes]
     iterators[data:data] = [Iterator_(panel, as_index(panels), panels)]
-    iterators.append(Iterator_(within, as_index(size), size))
-    cell = (*(Var(fresh_axes[item.symbol]) for item in axes), position)
+    last = axes[-1] if axes else None
+    if last is not None and last.kind == "reduce" and _transposes(operand, tiled) and _in_blocks(last):
+        block_of, inside = index_symbol(f"{last.symbol.hint}_block"), fresh_axes[last.symbol]
+        iterators[-1:] = [_fixed(block_of, last.bound // _LINE), _fixed(inside, _LINE)]
+        mapping[last.symbol] = add(multiply(Var(block_of), _LINE), Var(inside))
+    iterators.append(_fixed(within, size))
+    cell = (*(mapping[item.symbol] for item in axes), position)
     filling = Block(
         name=buffer.name,
         iterators=tuple(iterators),
@@ -78,3 +83,20 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
         composite=block.composite,
     )
     return Packed(buffer, filling, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
+
+
+_LINE = 16
+"""Values of a cache line: a transposing copy takes lines of its source whole, one block of them at a time."""
+
+
+def _transposes(operand: Expr, tiled: Iterator_) -> bool:
+    return any(stride(load, tiled.symbol) not in (0, 1) for load in loads_in(operand))
+
+
+def _in_blocks(iterator: Iterator_) -> bool:
+    extent = constant(iterator.extent)
+    return extent is not None and extent >= 16 * _LINE and extent % _LINE == 0
+
+
+def _fixed(symbol: Symbol, extent: int) -> Iterator_:
+    return Iterator_(symbol, as_index(extent), extent)

@@ -368,3 +368,9 @@ def test_routine_of_several_kernels_shares_memory_and_waits() -> None:
     whole = module(*blocks, temporaries=(h, a, b))
     arrays = {buffer: random_array(buffer, seed, low=-0.1, high=0.1) for seed, buffer in enumerate(whole.external)}
     agree(whole, arrays)
+
+
+def test_transposing_copies_go_by_blocks_of_lines() -> None:
+    m, n, k = 64, 80, 256
+    a, b, c = ir.Buffer("a", f32, (m, k)), ir.Buffer("b", bf16, (n, k)), ir.Buffer("c", f32, (m, n))
+    agree(module(contraction(a, b, c, (m, n, k), "NT")), {a: random_array(a), b: random_array(b, 1), c: random_array(c)})
