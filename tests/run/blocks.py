@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +75,9 @@ def module(*blocks: ir.Block, temporaries: Sequence[ir.Buffer] = (), scalars: Se
 @functools.lru_cache(maxsize=1)
 def cache() -> KernelCache:
     """A kernel cache for this process."""
-    return KernelCache(Path(tempfile.mkdtemp(prefix="stagedtensor-test-")))
+    folder = tempfile.mkdtemp(prefix="stagedtensor-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return KernelCache(Path(folder))
 
 
 @functools.lru_cache(maxsize=8)
