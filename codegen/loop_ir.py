@@ -447,4 +447,5 @@ class Module:
     external: tuple[Buffer, ...]
     temporaries: tuple[Buffer, ...]
     scalars: tuple[Symbol, ...] = ()
-    versions: dict[Any, Any] = field(default_factory=dict)
+    placements: dict[Any, Any] = field(default_factory=dict)
+    """Node -> where its values live and why (``passes.place.Decision``), for those that were free to have no buffer."""

@@ -8,6 +8,7 @@ verifies after each pass. Emission (``codegen.emit``) is not part of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from stagedtensor.codegen.effects import named
@@ -49,23 +50,18 @@ def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
 
 
 def blocks(
-    program: SolvedProgram,
-    numerics: Numerics,
-    backend: str = "cpu",
-    *,
-    fusion: bool = True,
-    check: bool = False,
-    report: Report | None = None,
+    program: SolvedProgram, numerics: Numerics, backend: str = "cpu", *, fusion: bool = True, check: bool = False
 ) -> Module:
-    """Lower ``program`` and run the passes before scheduling: one block per kernel."""
+    """Lower ``program`` and run the passes before scheduling: one block per kernel, ``placements`` filled."""
     module = lower(normalise_zeroing(program), numerics, backend)
     if check:
         verify(module)
-    for _, step in fused(report or Report()) if fusion else UNFUSED:
+    report = Report()
+    for _, step in fused(report) if fusion else UNFUSED:
         module = step(module)
         if check:
             verify(module)
-    return module
+    return replace(module, placements=report.by_node())
 
 
 def generate(
@@ -75,12 +71,11 @@ def generate(
     *,
     fusion: bool = True,
     check: bool = False,
-    report: Report | None = None,
 ) -> Module:
     """Compile ``program`` into scheduled kernels for ``target``; a bare name (``"reference"``) stands for no schedule."""
     if isinstance(target, str):
-        return blocks(program, numerics, target, fusion=fusion, check=check, report=report)
-    module = blocks(program, numerics, target.name, fusion=fusion, check=check, report=report)
+        return blocks(program, numerics, target, fusion=fusion, check=check)
+    module = blocks(program, numerics, target.name, fusion=fusion, check=check)
     module = schedule(module, target, numerics)
     if check:
         verify(module)

@@ -69,12 +69,9 @@ class Report:
         if known is None or decision.mode is Mode.BUFFER or known.mode is not Mode.BUFFER:
             self.decisions[buffer] = decision
 
-    def of_node(self, node: Node) -> Decision | None:
-        """Return the decision for a node's buffer."""
-        for buffer, decision in self.decisions.items():
-            if buffer.node is node:
-                return decision
-        return None
+    def by_node(self) -> dict[Node, Decision]:
+        """Return the decisions of the buffers that hold nodes."""
+        return {buffer.node: decision for buffer, decision in self.decisions.items() if buffer.node is not None}
 
 
 # -- what an expression costs --------------------------------------------------------------------------------------

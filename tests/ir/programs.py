@@ -14,7 +14,6 @@ import numpy as np
 from stagedtensor.autodiff.backprop import backward_statements, fill, useful_nodes, zero_statements
 from stagedtensor.codegen.interpret import run_module
 from stagedtensor.codegen.loop_ir import Buffer, Module
-from stagedtensor.codegen.passes.place import Report
 from stagedtensor.codegen.pipeline import blocks
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.conversion import convert
@@ -102,12 +101,12 @@ def run(module: Module, values: Mapping[Node, Any], scalars: Mapping[str, int] |
     return {buffer.node: array for buffer, array in arrays.items()}
 
 
-def modules(program: SolvedProgram, report: Report | None = None, **numerics: Any) -> tuple[Module, Module]:
+def modules(program: SolvedProgram, **numerics: Any) -> tuple[Module, Module]:
     """The program without and with fusion, verified after each pass."""
     choices = Numerics(**numerics)
     return (
         blocks(program, choices, fusion=False, check=True),
-        blocks(program, choices, fusion=True, check=True, report=report),
+        blocks(program, choices, fusion=True, check=True),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import MAX_DEPTH, block_of, is_deep, kernel_name
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
-from stagedtensor.codegen.passes.place import Mode, Report
+from stagedtensor.codegen.passes.place import Mode
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.functions.normalised import layer_norm, softmax
 from stagedtensor.functions.pointwise import exp, maximum, relu, tanh, where
@@ -100,9 +100,8 @@ def test_zero_before_a_reduction_is_its_start() -> None:
 
 
 def decisions(statements: list[Statement], keep: list[Tensor]) -> dict[str, tuple[Mode, str]]:
-    report = Report()
-    modules(solved(statements, keep=keep), report)
-    return {buffer.name: (decision.mode, decision.reason) for buffer, decision in report.decisions.items()}
+    _, module = modules(solved(statements, keep=keep))
+    return {node.label: (decision.mode, decision.reason) for node, decision in module.placements.items()}
 
 
 def test_a_single_reader_inlines_with_the_rounding_kept() -> None:
