@@ -11,6 +11,9 @@ from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
 from .explain import explain, explanation, why
+from .functions.attention import attention, rope
+from .functions.convolution import avg_pool2d, conv2d, global_avg_pool2d, max_pool2d
+from .functions.dropout import dropout
 from .functions.einsum import einsum
 from .functions.indexing import concat, gather, narrow, one_hot, permute, reshape, transpose
 from .functions.normalised import layer_norm, log_softmax, logsumexp, rms_norm, softmax
@@ -150,6 +153,8 @@ __all__ = [
     "adamw_update",
     "argmax",
     "argmin",
+    "attention",
+    "avg_pool2d",
     "bf16",
     "block",
     "bool",
@@ -163,9 +168,11 @@ __all__ = [
     "computation",
     "concat",
     "constant",
+    "conv2d",
     "convert",
     "cos",
     "cross_entropy",
+    "dropout",
     "dynamic",
     "einsum",
     "erf",
@@ -188,6 +195,7 @@ __all__ = [
     "gated_step",
     "gather",
     "gelu",
+    "global_avg_pool2d",
     "grad_checksum",
     "grad_update",
     "host_scalar",
@@ -219,6 +227,7 @@ __all__ = [
     "mae",
     "master_weights",
     "max",
+    "max_pool2d",
     "maximum",
     "mean",
     "min",
@@ -244,6 +253,7 @@ __all__ = [
     "relu",
     "reshape",
     "rms_norm",
+    "rope",
     "round",
     "rsqrt",
     "scaled_grad_update",
@@ -284,5 +294,3 @@ __all__ = [
     "xavier",
     "zero_param_grads",
 ]
-
-__version__ = "0.1.0"
