@@ -114,6 +114,7 @@ class CpuDevice:
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
             from_cache=self._cache.counts.builds == builds,
+            placements=dict(module.placements),
             module=module,
         )
 
