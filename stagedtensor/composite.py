@@ -15,8 +15,9 @@ from .errors import StagedTensorError
 from .predicates import declare_op_kind
 from .source import user_source
 from .specs import pointwise
+from .statement_text import op_text
 from .statements import Composite, Operand, Slot
-from .tensor import Tensor, _composite, apply_op, op_text
+from .tensor import Tensor, _composite, apply_op
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 

@@ -36,6 +36,7 @@ from .specs import (
     pointwise,
     with_row,
 )
+from .statement_text import op_text
 from .statements import Access, Apply, Composite, Expr, Operand, OpRecord, Scope, Slot, Statement, WriteOp
 
 TensorLike: TypeAlias = Any
@@ -375,42 +376,6 @@ def apply_op(
     if carries and not _without_gradient.get() and (prec is None or prec.is_float):
         add_gradient(result)
     return Tensor(result)
-
-
-_LONGEST_TEXT = 40
-_PRECEDENCE = {"@": 3, "*": 3, "/": 3, "//": 3, "%": 3, "+": 2, "-": 2, "**": 4} | dict.fromkeys(
-    ("<", "<=", ">", ">=", "==", "!="), 1
-)
-_CLOSED = 9
-
-
-def _symbol(kind: str, arity: int) -> str:
-    if kind == "matmul":
-        return "@"
-    return OPS[kind].symbol if kind in OPS and arity == 2 else ""
-
-
-def op_text(kind: str, operands: Sequence[Node]) -> str:
-    """Return the op as a user would write it; operands without a name of their own are written out while short."""
-    parts = [_operand_text(node) for node in operands]
-    symbol = _symbol(kind, len(parts))
-    if symbol:
-        level = _PRECEDENCE[symbol]
-        (left, left_level), (right, right_level) = parts
-        left = f"({left})" if left_level < level else left
-        right = f"({right})" if right_level <= level else right
-        return f"{left} {symbol} {right}"
-    return f"{kind}({', '.join(text for text, _ in parts)})" if parts else kind
-
-
-def _operand_text(node: Node) -> tuple[str, int]:
-    record = node.record
-    if record is None or node.label != record.kind or not record.statements:
-        return node.label, _CLOSED
-    text = record.statements[0].text
-    if len(text) > _LONGEST_TEXT:
-        return node.label, _CLOSED
-    return text, _PRECEDENCE.get(_symbol(record.kind, len(record.operands)), _CLOSED)
 
 
 def apply_pointwise(op: str, *values: TensorLike, label: str | None = None) -> Tensor:
