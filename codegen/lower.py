@@ -22,7 +22,7 @@ from stagedtensor.codegen.lower_expr import ExprLowering, Scalars, arithmetic, c
 from stagedtensor.codegen.pull import pulled
 from stagedtensor.codegen.rewrite import fresh_copy
 from stagedtensor.codegen.solved import SolvedProgram
-from stagedtensor.errors import InternalError
+from stagedtensor.errors import InternalError, ShapeError
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics, accum_prec, compute_prec
 from stagedtensor.op_table import OPS, REDUCTIONS
@@ -134,6 +134,7 @@ class _StatementLowering:
     def blocks(self) -> list[ir.Block]:
         """Return the blocks of the statement, in order."""
         statement = self.statement
+        self._refuse_extremum_of_nothing()
         if self.projected.scatter:
             return self._scatter()
         if statement.op is None:
@@ -145,6 +146,18 @@ class _StatementLowering:
         else:
             block = self._pointwise(statement.op)
         return self._apart_from_reads(block)
+
+    def _refuse_extremum_of_nothing(self) -> None:
+        """A maximum over no cells is no number; inside a composite (softmax) such a row has no cells to give it to."""
+        statement = self.statement
+        if statement.op not in ("max", "min", "argmax", "argmin") or statement.stage is not tree.Stage.FORWARD:
+            return
+        extents = {kind: [item.extent for item in self.projected.iterators if item.reduce is kind] for kind in (True, False)}
+        if 0 in extents[True] and 0 not in extents[False] and statement.scope.result.composite is None:
+            raise ShapeError(
+                f"{statement.scope.label} over an axis of size 0 has no value, for {statement.target.node.label!r}\n"
+                f"  {statement.scope.source.quoted()}\n  give the axis at least one cell, or handle the empty case apart"
+            )
 
     def _apart_from_reads(self, block: ir.Block) -> list[ir.Block]:
         """Where the target is also read at other cells, compute into a scratch buffer first and copy afterwards."""
