@@ -107,7 +107,8 @@ print("right")
 """
 
 
-def test_processes_share_a_cold_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_share_a_cold_cache(count: int, tmp_path: Path) -> None:
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(at % 2), str(tmp_path)],
@@ -115,7 +116,7 @@ def test_processes_share_a_cold_cache(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for at in range(8)
+        for at in range(count)
     ]
     for worker in workers:
         out, err = worker.communicate(timeout=120)

@@ -136,13 +136,14 @@ def test_scalars_of_any_python_type_reach_the_kernel(device: str) -> None:
         for value in rates:
             p.ctx.set_values(rate, 0.0)
             p.ctx.set_values(rate, value)
-            for index in (1, np.int64(1), np.int32(1)):
+            indices: list[Any] = [1, np.int64(1), np.int32(1)]
+            for index in indices:
                 p.ctx.run(routine, at=index)
                 same(p.ctx.get_values(y), [5, 10])
         for wrong in (2, -1):
             with pytest.raises(st.errors.ContextError, match="at"):
                 p.ctx.run(routine, at=wrong)
         with pytest.raises((st.errors.ContextError, TypeError)):
-            p.ctx.run(routine, at=0.5)
+            p.ctx.run(routine, at=0.5)  # type: ignore[arg-type]
         with pytest.raises((st.errors.ContextError, TypeError)):
             p.ctx.run(routine)

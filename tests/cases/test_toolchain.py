@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -39,6 +40,12 @@ def narrow_work(**options: Any) -> list[Array]:
         return codes
 
 
+@functools.cache
+def by_default() -> list[Array]:
+    """What the compiler and the target of this machine give."""
+    return narrow_work()
+
+
 @pytest.mark.parametrize("target", ["x86-64", "x86-64-v3"])
 def test_narrow_formats_give_the_same_bits_on_every_target(target: str) -> None:
     if os.uname().machine != "x86_64":
@@ -47,11 +54,11 @@ def test_narrow_formats_give_the_same_bits_on_every_target(target: str) -> None:
         found = narrow_work(target=target)
     except st.errors.ContextError as error:
         pytest.skip(str(error))
-    for codes, expected in zip(found, narrow_work(), strict=True):
+    for codes, expected in zip(found, by_default(), strict=True):
         np.testing.assert_array_equal(codes, expected)
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "gcc-11", "gcc-12", "gcc-13", "clang", "gcc without _Float16"])
+@pytest.mark.parametrize("compiler", ["gcc-11", "gcc-13", "clang", "gcc without _Float16"])
 def test_narrow_formats_give_the_same_bits_with_every_compiler(
     compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -66,7 +73,7 @@ def test_narrow_formats_give_the_same_bits_with_every_compiler(
         command = str(wrapper)
     if command is None:
         pytest.skip(f"{compiler} is not installed")
-    expected = narrow_work()
+    expected = by_default()
     monkeypatch.setenv("CC", command)
     found = narrow_work(cache_dir=tmp_path / "cache")
     for codes, reference in zip(found, expected, strict=True):
@@ -75,6 +82,5 @@ def test_narrow_formats_give_the_same_bits_with_every_compiler(
 
 def test_a_missing_compiler_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
-    with st.Session(), pytest.raises(st.errors.StagedTensorError, match="no-such-compiler"):
-        ctx = st.Context("cpu", cache_dir=tmp_path / "cache")
-        ctx.compile(st.placeholder("x", output=[2]) + 1.0)
+    with pytest.raises(st.errors.StagedTensorError, match="no-such-compiler"):
+        narrow_work(cache_dir=tmp_path / "cache")
