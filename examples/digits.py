@@ -132,19 +132,19 @@ def train(leg: str, args: argparse.Namespace, progress: Progress) -> Result:
 
 def table(results: list[Result]) -> Table:
     """Return the final table."""
-    out = Table(title="handwritten digits, 64-128-128-10")
-    for column in ("leg", "test accuracy", "step (median)", "compile", "skipped", "final scale", "parameters", "activations"):
-        out.add_column(column, justify="left" if column == "leg" else "right")
+    out = Table(title="handwritten digits, 64-128-128-10 (step: median; sizes: bytes)")
+    for column in ("leg", "test accuracy", "step", "compile", "skipped", "final scale", "parameters", "activations"):
+        out.add_column(column, justify="left" if column == "leg" else "right", no_wrap=True)
     for r in results:
         out.add_row(
             r.leg,
             f"{r.accuracy:.2%}",
             f"{r.step_us:.0f} us",
-            f"{r.compile_s:.2f} s ({r.stats})",
+            f"{r.compile_s:.2f} s",
             "-" if r.skipped is None else str(r.skipped),
             "-" if r.scale is None else f"2^{np.log2(r.scale):g}",
-            f"{r.parameter_bytes:,} B",
-            f"{r.activation_bytes:,} B",
+            f"{r.parameter_bytes:,}",
+            f"{r.activation_bytes:,}",
         )
     return out
 
@@ -185,9 +185,13 @@ def main() -> None:
     if args.quick:
         args.epochs = min(args.epochs, 6)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         results = [train(leg, args, progress) for leg in args.leg or LEGS]
     console.print(table(results))
+    for result in results:
+        print(f"{result.leg}: {result.stats}")
     if args.plot:
         plot(results, args.plot)
     print(f"result: worst_accuracy {min(r.accuracy for r in results):.4f}")
