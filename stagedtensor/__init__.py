@@ -294,3 +294,5 @@ __all__ = [
     "xavier",
     "zero_param_grads",
 ]
+
+__version__ = "0.1.0"
