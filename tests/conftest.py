@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import getpass
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 _FOLDER = Path(__file__).parent / "golden"
+
+# Tests never touch the user's kernel cache; one of their own survives runs, so that a second run compiles little.
+os.environ.setdefault("STAGEDTENSOR_CACHE", os.path.join(tempfile.gettempdir(), f"stagedtensor-tests-{getpass.getuser()}"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
