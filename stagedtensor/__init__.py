@@ -6,7 +6,7 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import errors, language, losses, mixed_prec, optim, schedules, train
+from . import errors, losses, mixed_prec, optim, schedules, train
 from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
@@ -132,6 +132,7 @@ from .train import (
     trainable_params,
     zero_param_grads,
 )
+from .vocabulary import language
 
 __all__ = [
     "KEEP_F32",
