@@ -91,7 +91,8 @@ class Builder:
 
     def activation(self) -> st.Tensor:
         functions = (st.gelu, st.silu, st.softplus, lambda x: st.leaky_relu(x, 0.1), lambda x: st.clamp(x, -1.0, 2.0))
-        return functions[int(self.rng.integers(len(functions)))](self.pick())
+        x = self.pick()
+        return functions[int(self.rng.integers(len(functions)))](x if x.precision.is_float else st.cast(x, "f32"))
 
     def layout(self) -> st.Tensor:
         x = self.pick()

@@ -271,3 +271,22 @@ def test_arithmetic_has_the_same_bits_in_both_compute_modes() -> None:
         return Program(feeds, reads)
 
     assert_same_everywhere(build, (FUSED, Setting(numerics=st.Numerics(narrow_compute="native"))))
+
+
+def test_fast_math_leaves_narrow_nodes_and_special_values_alone() -> None:
+    """It may contract f32 arithmetic; it never drops a rounding, flushes subnormals or assumes finite values."""
+    fast = Setting(numerics=st.Numerics(fast_math=True))
+    for prec in (st.bf16, st.f16):
+        (found,) = run(lambda prec=prec: narrow_storage(prec, False), fast)  # type: ignore[misc]
+        assert_same_bits(found, rounded_at_each_step(prec), f"{prec} under fast_math")
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 1e-45, 3e38, 2.0], np.float32)
+
+    def build() -> Program:
+        x = st.placeholder("x", output=[special.size], prec="f32")
+        reads = [x * 1.0, x + 0.0, x != x, st.relu(x), st.maximum(x, 0.0), st.cast(x, "bf16"), st.where(x > 0.0, x, -1.0), x * 2.0 - x * 2.0]
+        return Program([(x, special)], reads)
+
+    plain = run(build)
+    for at, (found, expected) in enumerate(zip(run(build, fast), plain, strict=True)):
+        assert_same_bits(found, expected, f"result {at} under fast_math")
+    assert np.isnan(plain[-1][:3]).all()
