@@ -16,6 +16,7 @@ from stagedtensor.codegen.loop_ir import Module
 from stagedtensor.codegen.lower import lower
 from stagedtensor.codegen.passes.cse import cse
 from stagedtensor.codegen.passes.fuse import fuse
+from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.inline import inline
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
@@ -76,7 +77,7 @@ def generate(
     if isinstance(target, str):
         return blocks(program, numerics, target, fusion=fusion, check=check)
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
-    module = schedule(module, target, numerics)
+    module = hoist(schedule(module, target, numerics))
     if check:
         verify(module)
     return module

@@ -24,6 +24,11 @@ from stagedtensor.errors import InternalError
 _LINE = 110
 _BARRIER_TYPE = "typedef struct st_barrier st_barrier;\n"
 _BARRIER_WAIT = "void st_barrier_wait(st_barrier *barrier, int tid);\n"
+KERNEL = "ST_KERNEL void"
+_KERNEL_MACRO = """\
+/* A kernel stays a function of its own: inlined into the routine its parameters would lose their restrict. */
+#define ST_KERNEL static __attribute__((noinline))
+"""
 _FEATURE_NAMES = {"avx": "sse4.1"}
 
 
@@ -99,6 +104,7 @@ def emit_module(
         head = _head(used - {PART_FUNCTION.name}, target, header, needs_barrier)
         if needs_part:
             head += "\n" + PART_FUNCTION.text
+        head += "\n" + _KERNEL_MACRO
         head += "\n"
     line = head.count("\n") + 1
     kernels: list[KernelText] = []
@@ -155,8 +161,8 @@ def _has_barrier(proc: Proc) -> bool:
     return any(isinstance(stmt, Barrier) for stmt in walk_stmts(proc.body))
 
 
-def _shared(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -> dict[Buffer, Buffer]:
-    """Buffers of one proc that occupy the same cells (in-place results): each mapped to the one that is printed."""
+def cells_in_common(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -> dict[Buffer, Buffer]:
+    """Map each buffer of one proc to the one that is printed: in-place results occupy the same cells."""
     first: dict[tuple[int, str], Buffer] = {}
     shared: dict[Buffer, Buffer] = {}
     for buffer in buffers:
@@ -170,7 +176,7 @@ def _shared(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -> dict[B
 
 def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str]) -> tuple[str, set[str]]:
     buffers = used_buffers(proc)
-    shared = _shared(plan, proc, buffers)
+    shared = cells_in_common(plan, proc, buffers)
     names = Names()
     written = {shared[buffer] for buffer in buffers_written(proc.body) if buffer in shared}
     parameters: list[str] = []
@@ -179,12 +185,12 @@ def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str])
         whole = shared[buffer]
         if whole is not buffer:
             names.alias(buffer, names.of(whole))
-            described.append(f"{sanitise(buffer.name)} : {_shape(buffer)} in place of {names.of(whole)}")
+            described.append(f"{sanitise(buffer.name)} : {shape_text(buffer)} in place of {names.of(whole)}")
             continue
         given = names.give(buffer, buffer.name)
         constness = "" if buffer in written else "const "
         parameters.append(f"{constness}{buffer.type.c_type} *restrict {given}")
-        described.append(f"{given} : {_shape(buffer)}")
+        described.append(f"{given} : {shape_text(buffer)}")
     for symbol in used_scalars(proc):
         parameters.append(f"int64_t {names.give(symbol, symbol.hint)}")
     if is_parallel(proc):
@@ -193,12 +199,13 @@ def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str])
         parameters.append("st_barrier *barrier")
     printer = BodyPrinter(CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars)
     body = printer.body(proc.body, 1)
-    heading = "".join(f"// {line}\n" for line in _comment(proc, described))
-    text = f"{heading}{_signature(f'static void {name}', parameters)} {{\n{body}}}\n"
+    heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
+    text = f"{heading}{signature_text(f'{KERNEL} {name}', parameters)} {{\n{body}}}\n"
     return text, printer.used
 
 
-def _signature(start: str, parameters: list[str]) -> str:
+def signature_text(start: str, parameters: list[str]) -> str:
+    """Return the head of a function, on several lines where one would be long."""
     line = f"{start}({', '.join(parameters) or 'void'})"
     if len(line) <= _LINE:
         return line
@@ -206,11 +213,13 @@ def _signature(start: str, parameters: list[str]) -> str:
     return f"{start}(\n    {inner}\n)"
 
 
-def _shape(buffer: Buffer) -> str:
+def shape_text(buffer: Buffer) -> str:
+    """Return format and shape, such as ``f32[4,8]``."""
     return f"{buffer.type}[{','.join(map(str, buffer.shape))}]"
 
 
-def _comment(proc: Proc, described: list[str]) -> Iterator[str]:
+def comment_lines(proc: Proc, described: list[str]) -> Iterator[str]:
+    """Yield what stands above a kernel: expressions with the user's lines, buffers, the schedule."""
     for origin in proc.origins:
         text = " ".join(origin.text.split())
         yield f"{text}  ({origin.source})" if origin.source else text
@@ -259,7 +268,7 @@ def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan
         if wait:
             lines.append("st_barrier_wait(barrier, tid);")
         buffers = used_buffers(kernel)
-        shared = _shared(plan, kernel, buffers)
+        shared = cells_in_common(plan, kernel, buffers)
         arguments = [names.of(buffer) for buffer in buffers if shared[buffer] is buffer]
         arguments += [names.of(symbol) for symbol in used_scalars(kernel)]
         if is_parallel(kernel):

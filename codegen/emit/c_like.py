@@ -17,7 +17,7 @@ import numpy as np
 from stagedtensor.codegen.affine import Affine, affine, constant, flat_index
 from stagedtensor.codegen.emit.names import Names
 from stagedtensor.codegen.loop_ir import Apply, Buffer, Cast, Const, Expr, Fma, Load, Symbol, Var
-from stagedtensor.codegen.prelude import conversion
+from stagedtensor.codegen.prelude import conversion, round_trip
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, f32, f64, i32, i64, u32, u64
 
@@ -267,6 +267,13 @@ class ExpressionPrinter:
         source, target = expr.arg.type, expr.type
         if isinstance(expr.arg, Apply) and expr.arg.op in _BOOLEAN and not target.is_narrow:
             return self._as_type(self.condition(expr.arg), target)
+        inner = expr.arg
+        if isinstance(inner, Cast) and target is inner.arg.type is f32 and not (inner.saturate or inner.flush):
+            # Rounded and widened in one go; the narrow code itself is wanted nowhere.
+            both = round_trip(source)
+            if both is not None:
+                value = self._call(both, inner.arg)
+                return self._flushed(value, target) if expr.flush else value
         name = conversion(source, target, expr.saturate)
         if name is None:
             if source is target:

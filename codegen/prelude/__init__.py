@@ -15,12 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from stagedtensor.codegen.prelude.conversions import conversion as conversion, conversion_sections
+from stagedtensor.codegen.prelude.conversions import (
+    conversion as conversion,
+    conversion_sections,
+    round_trip as round_trip,
+)
 from stagedtensor.codegen.prelude.sections import Section, written_sections
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, precision
 
-__all__ = ["DIALECTS", "FEATURES", "conversion", "known_names", "op_function", "prelude_source"]
+__all__ = ["DIALECTS", "FEATURES", "conversion", "known_names", "op_function", "prelude_source", "round_trip"]
 
 FEATURES = frozenset({"fma", "avx", "neon"})
 

@@ -1,4 +1,11 @@
-//! st_f16_to_f32 | needs st_bits_f32 st_from_bits_f32
+//! st_pick_u32
+/* a where test is 1, b where it is 0. Masks instead of ?:, for compilers make branches of the latter, which keep loops from
+   being vectorised. */
+ST_FN uint32_t st_pick_u32(uint32_t test, uint32_t a, uint32_t b) {
+    uint32_t mask = 0u - test;
+    return (a & mask) | (b & ~mask);
+}
+//! st_f16_to_f32 | needs st_bits_f32 st_from_bits_f32 st_pick_u32
 /* Exact. Integer work only, so that no flush mode can touch f16 subnormals: those are rebuilt as (2^-14 + x) - 2^-14,
    where both numbers are normal floats. Infinities and NaN get the rest of the exponent range. */
 ST_FN float st_f16_to_f32(uint16_t x) {
@@ -6,8 +13,8 @@ ST_FN float st_f16_to_f32(uint16_t x) {
     uint32_t normal = magnitude + (112u << 23);
     uint32_t special = magnitude + (224u << 23);
     uint32_t subnormal = st_bits_f32(st_from_bits_f32(magnitude + (113u << 23)) - 0x1p-14f);
-    uint32_t finite = magnitude < (1u << 23) ? subnormal : normal;
-    return st_from_bits_f32(sign | (magnitude >= (31u << 23) ? special : finite));
+    uint32_t finite = st_pick_u32(magnitude < (1u << 23), subnormal, normal);
+    return st_from_bits_f32(sign | st_pick_u32(magnitude >= (31u << 23), special, finite));
 }
 //! st_bf16_to_f32 | needs st_from_bits_f32
 /* Exact: bf16 is the upper half of a float. */
@@ -25,7 +32,7 @@ ST_FN float st_f8e4m3_to_f32(uint8_t x) {
     return st_from_bits_f32(sign | (magnitude == (0x7fu << 20) ? 0x7fc00000u : number));
 }
 
-//! st_f32_to_f16 | needs st_bits_f32 st_from_bits_f32
+//! st_f32_to_f16 | needs st_bits_f32 st_from_bits_f32 st_pick_u32
 /* Round to nearest, ties to even. Normal results: rebias, then add just under half a unit plus the last kept bit.
    Subnormal results: adding 0.5 makes the float adder round at 2^-24, the f16 grid. A carry out of the mantissa moves
    into the exponent and gives infinity from 65520 up. */
@@ -33,10 +40,21 @@ ST_FN uint16_t st_f32_to_f16(float x) {
     uint32_t bits = st_bits_f32(x), magnitude = bits & 0x7fffffffu;
     uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
     uint32_t subnormal = st_bits_f32(st_from_bits_f32(magnitude) + 0.5f) - 0x3f000000u;
-    uint32_t code = magnitude < (113u << 23) ? subnormal : normal;
-    code = magnitude >= 0x477ff000u ? 0x7c00u : code;
-    code = magnitude > 0x7f800000u ? 0x7e00u : code;
+    uint32_t code = st_pick_u32(magnitude < (113u << 23), subnormal, normal);
+    code = st_pick_u32(magnitude >= 0x477ff000u, 0x7c00u, code);
+    code = st_pick_u32(magnitude > 0x7f800000u, 0x7e00u, code);
     return (uint16_t)(code | (bits >> 16 & 0x8000u));
+}
+//! st_f32_through_f16 | needs st_bits_f32 st_from_bits_f32 st_pick_u32
+/* x rounded to f16 and widened again, as st_f32_to_f16 would and without leaving f32. */
+ST_FN float st_f32_through_f16(float x) {
+    uint32_t bits = st_bits_f32(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u)) & ~0x1fffu;
+    uint32_t subnormal = st_bits_f32((st_from_bits_f32(magnitude) + 0.5f) - 0.5f);
+    uint32_t rounded = st_pick_u32(magnitude < (113u << 23), subnormal, normal);
+    rounded = st_pick_u32(magnitude >= 0x477ff000u, 0x7f800000u, rounded);
+    rounded = st_pick_u32(magnitude > 0x7f800000u, 0x7fc00000u, rounded);
+    return st_from_bits_f32(rounded | (bits & 0x80000000u));
 }
 //! st_f32_to_f16_sat | needs st_f32_to_f16 st_bits_f32
 /* As st_f32_to_f16, but a finite number beyond the range becomes the largest one, 65504. */
@@ -45,13 +63,20 @@ ST_FN uint16_t st_f32_to_f16_sat(float x) {
     uint32_t overflow = (uint32_t)(magnitude >= 0x477ff000u) & (uint32_t)(magnitude < 0x7f800000u);
     return (uint16_t)(code - overflow);
 }
-//! st_f32_to_bf16 | needs st_bits_f32
+//! st_f32_to_bf16 | needs st_bits_f32 st_pick_u32
 /* Round to nearest, ties to even, on the bits; a carry reaches infinity by itself. NaN is set apart, since the carry
    would turn it into zero. */
 ST_FN uint16_t st_f32_to_bf16(float x) {
     uint32_t bits = st_bits_f32(x);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
+    return (uint16_t)st_pick_u32((bits & 0x7fffffffu) > 0x7f800000u, bits >> 16 | 0x40u, rounded);
+}
+//! st_f32_through_bf16 | needs st_bits_f32 st_from_bits_f32 st_pick_u32
+/* x rounded to bf16 and widened again, as st_f32_to_bf16 would and without leaving f32. */
+ST_FN float st_f32_through_bf16(float x) {
+    uint32_t bits = st_bits_f32(x);
+    uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    return st_from_bits_f32(st_pick_u32((bits & 0x7fffffffu) > 0x7f800000u, bits | 0x400000u, rounded));
 }
 //! st_f32_to_bf16_sat | needs st_f32_to_bf16 st_bits_f32
 /* As st_f32_to_bf16, but a finite number beyond the range becomes the largest one. */

@@ -12,7 +12,7 @@ from functools import cache
 
 from stagedtensor.codegen.prelude.sections import Section
 from stagedtensor.errors import InternalError
-from stagedtensor.precision import ALL, Prec, bool_, f8e4m3, f8e5m2, f16, f32, f64, i64, precision, u4x32, u64
+from stagedtensor.precision import ALL, Prec, bf16, bool_, f8e4m3, f8e5m2, f16, f32, f64, i64, precision, u4x32, u64
 
 _WIDE_FLOATS = (f64, f32)
 _MAGNITUDE_MASKS = {f16: "0x7fffu", f8e5m2: "0x7fu", f8e4m3: "0x7fu"}
@@ -35,6 +35,11 @@ def conversion(src: Prec | str, dst: Prec | str, saturate: bool = False) -> str 
     if _is_plain_cast(source, target) and not saturating:
         return None
     return f"st_{source.name}_to_{target.name}{'_sat' if saturating else ''}"
+
+
+def round_trip(through: Prec) -> str | None:
+    """Return the name of the C function that rounds a float to `through` and widens it again, None where there is none."""
+    return f"st_f32_through_{through.name}" if through in (f16, bf16) else None
 
 
 def _is_plain_cast(source: Prec, target: Prec) -> bool:

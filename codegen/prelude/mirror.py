@@ -15,7 +15,7 @@ import numpy as np
 from stagedtensor.codegen.prelude import conversion, mirror_arithmetic, mirror_random, mirror_transcendental
 from stagedtensor.codegen.prelude.mirror_arithmetic import Array, Function
 from stagedtensor.conversion import convert
-from stagedtensor.precision import ALL, Prec, i64, u4x32, u64
+from stagedtensor.precision import ALL, Prec, bf16, f16, f32, i64, u4x32, u64
 
 
 def _quiet(function: Function) -> Callable[..., Array]:
@@ -32,6 +32,15 @@ def _quiet(function: Function) -> Callable[..., Array]:
 def _converting(source: Prec, target: Prec, saturate: bool) -> Function:
     def run(x: Array) -> Array:
         return convert(x, target, source=source, saturate=saturate)
+
+    return run
+
+
+def _through(narrow: Prec) -> Function:
+    """From f32 to a narrow format and back."""
+
+    def run(x: Array) -> Array:
+        return convert(convert(x, narrow, source=f32), f32, source=narrow)
 
     return run
 
@@ -60,6 +69,7 @@ def _conversions() -> dict[str, Function]:
         "st_f64_to_f32_odd": _f64_to_f32_odd,
         f"st_{i64}_to_f64_odd": _integer_to_f64_odd,
         f"st_{u64}_to_f64_odd": _integer_to_f64_odd,
+        **{f"st_f32_through_{narrow}": _through(narrow) for narrow in (f16, bf16)},
     }
     formats = [prec for prec in ALL if prec is not u4x32]
     for source in formats:

@@ -213,6 +213,12 @@ def nonfinite(x: Array) -> Array:
     return np.asarray(np.where(np.isfinite(x), x.dtype.type(0), x.dtype.type(np.inf)))
 
 
+def pick_u32(test: Array, first: Array, second: Array) -> Array:
+    """The first where test is 1, the second where it is 0, by masks."""
+    mask = np.uint32(0) - test
+    return np.asarray((first & mask) | (second & ~mask))
+
+
 def functions() -> dict[str, Function]:
     """Return the functions of this file by C name."""
     table: dict[str, Function] = {
@@ -220,6 +226,7 @@ def functions() -> dict[str, Function]:
         "st_from_bits_f32": from_bits_f32,
         "st_bits_f64": bits_f64,
         "st_from_bits_f64": from_bits_f64,
+        "st_pick_u32": pick_u32,
         "st_fma_f32": fma_f32,
         "st_fma_f64": fma_f64,
         "st_floordiv_f32": floordiv_f32,

@@ -13,6 +13,7 @@ from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Pro
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
+from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
 from stagedtensor.numerics import Numerics
 
@@ -25,6 +26,7 @@ def schedule(module: Module, target: TargetInfo, numerics: Numerics) -> Module:
     ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it.
     """
     constants = machine(target)
+    module = hold_wide(module, constants)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
     for kernel in module.kernels:

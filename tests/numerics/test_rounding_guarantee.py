@@ -37,7 +37,9 @@ def leaves(prec: Prec) -> tuple[Array, Array]:
     return a, b
 
 
-def narrow_storage(prec: Prec, wide: bool, placement: str = "auto", inspect: Callable[[Routine], None] | None = None) -> Program:
+def narrow_storage(
+    prec: Prec, wide: bool, placement: str = "auto", inspect: Callable[[Routine], None] | None = None
+) -> Program:
     """y = ((a*b) + a) * ((a+b) * b); ``wide``: the four intermediates are f32."""
     a, b = (st.placeholder(name, output=[N], prec=prec) for name in "ab")
     product, total = a * b, a + b
@@ -93,10 +95,13 @@ def test_s1_to_s5_narrow_storage(prec: Prec) -> None:
 def test_s6_the_source_rounds_five_times_or_once() -> None:
     seen: dict[bool, str] = {}
     for wide in (False, True):
-        (cells,) = run(lambda: narrow_storage(st.bf16, wide, inspect=lambda routine: seen.update({wide: kernel_text(routine)})))
+        (cells,) = run(
+            lambda: narrow_storage(st.bf16, wide, inspect=lambda routine: seen.update({wide: kernel_text(routine)}))
+        )
         assert cells.size == N
     for wide, roundings in ((False, 5), (True, 1)):
-        assert seen[wide].count("st_f32_to_bf16(") == roundings, seen[wide]
+        rounded = seen[wide].count("st_f32_to_bf16(") + seen[wide].count("st_f32_through_bf16(")
+        assert rounded == roundings, seen[wide]
         for argument in arguments(seen[wide], "st_f32_to_bf16"):  # nothing is widened only to be narrowed again
             (*inner,) = arguments(argument, "st_bf16_to_f32")
             assert not inner or argument != f"st_bf16_to_f32({inner[0]})", argument
@@ -126,7 +131,9 @@ def kernel_text(routine: Routine) -> str:
 
 def test_formats_are_kept_where_an_op_keeps_them() -> None:
     """A rounding may be dropped after copy, relu, neg, abs, max, min, where; the cells must not show it."""
-    cells = np.concatenate([np.linspace(-70000, 70000, 301), [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-9, 448.0, 464.0, -465.0]])
+    cells = np.concatenate(
+        [np.linspace(-70000, 70000, 301), [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-9, 448.0, 464.0, -465.0]]
+    )
     cells = cells.astype(np.float32)
 
     def build() -> Program:
@@ -135,7 +142,13 @@ def test_formats_are_kept_where_an_op_keeps_them() -> None:
         for prec in ("f16", "bf16", "f8e5m2", "f8e4m3"):
             narrow = x * 1.0
             st.specify(narrow, prec)
-            for result in (st.relu(narrow), -narrow, st.abs(narrow), st.maximum(narrow, narrow), st.where(x > 0.0, narrow, -narrow)):
+            for result in (
+                st.relu(narrow),
+                -narrow,
+                st.abs(narrow),
+                st.maximum(narrow, narrow),
+                st.where(x > 0.0, narrow, -narrow),
+            ):
                 st.specify(result, prec)
                 wide = result * 1.0
                 st.specify(wide, "f32")
@@ -283,7 +296,16 @@ def test_fast_math_leaves_narrow_nodes_and_special_values_alone() -> None:
 
     def build() -> Program:
         x = st.placeholder("x", output=[special.size], prec="f32")
-        reads = [x * 1.0, x + 0.0, x != x, st.relu(x), st.maximum(x, 0.0), st.cast(x, "bf16"), st.where(x > 0.0, x, -1.0), x * 2.0 - x * 2.0]
+        reads = [
+            x * 1.0,
+            x + 0.0,
+            x != x,
+            st.relu(x),
+            st.maximum(x, 0.0),
+            st.cast(x, "bf16"),
+            st.where(x > 0.0, x, -1.0),
+            x * 2.0 - x * 2.0,
+        ]
         return Program([(x, special)], reads)
 
     plain = run(build)

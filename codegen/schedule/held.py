@@ -1,0 +1,89 @@
+"""Small narrow temporaries held in f32: rounded to their format as ever, but stored and read without conversions.
+
+In: a module of blocks. Out: the same values, bit for bit (those of a NaN aside). A narrow format saves memory traffic, which a
+buffer that stays in the cache does not have, and costs a conversion at every read::
+
+    h[i] = bf16(v)             ->    h[i] = f32(bf16(v))          h becomes an f32 buffer
+    ... f32(h[i]) ...                ... h[i] ...
+
+Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stagedtensor.codegen.loop_ir import (
+    Block,
+    Buffer,
+    Cast,
+    Expr,
+    Load,
+    Module,
+    Proc,
+    Store,
+    children,
+)
+from stagedtensor.codegen.rewrite import Rewriter, expressions, walk_stmts
+from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.precision import f32
+
+
+def hold_wide(module: Module, machine: Machine) -> Module:
+    """Return ``module`` with its small narrow temporaries in f32."""
+    candidates = {
+        buffer
+        for buffer in module.temporaries
+        if buffer.type.is_narrow and buffer.type.is_float and buffer.size <= machine.most_held_cells
+    }
+    for kernel in module.kernels:
+        candidates.difference_update(_read_as_they_are(kernel))
+    if not candidates:
+        return module
+    wide = {buffer: replace(buffer, type=f32) for buffer in candidates}
+    work = _HoldWide(wide)
+    return replace(
+        module,
+        kernels=tuple(work.proc(kernel) for kernel in module.kernels),
+        temporaries=tuple(wide.get(buffer, buffer) for buffer in module.temporaries),
+    )
+
+
+def _read_as_they_are(kernel: Proc) -> Iterator[Buffer]:
+    """Yield the buffers with a read that is no conversion, and all of a kernel that is not made of blocks."""
+    for stmt in walk_stmts(kernel.body):
+        if not isinstance(stmt, Block):
+            yield from kernel.params
+            return
+        for expr in expressions(stmt):
+            yield from _bare(expr)
+
+
+def _bare(expr: Expr) -> Iterator[Buffer]:
+    if isinstance(expr, Load):
+        yield expr.buffer
+    for part in children(expr):
+        if isinstance(expr, Cast) and isinstance(part, Load):
+            for index in part.indices:
+                yield from _bare(index)
+        else:
+            yield from _bare(part)
+
+
+class _HoldWide(Rewriter):
+    def __init__(self, wide: dict[Buffer, Buffer]) -> None:
+        self.wide = wide
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self.wide.get(buffer, buffer)
+
+    def expr(self, expr: Expr) -> Expr:
+        expr = super().expr(expr)
+        if isinstance(expr, Cast) and expr.type is f32 and isinstance(expr.arg, Load) and expr.arg.type is f32:
+            return expr.arg
+        return expr
+
+    def store(self, store: Store) -> Store:
+        new = super().store(store)
+        return new if store.buffer not in self.wide else replace(new, value=Cast(new.value, f32))
