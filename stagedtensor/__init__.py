@@ -6,7 +6,7 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import errors, losses, mixed_prec, optim, schedules, train
+from . import errors, losses, mixed_prec, nn, optim, schedules, train
 from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
@@ -16,22 +16,26 @@ from .functions.convolution import avg_pool2d, conv2d, global_avg_pool2d, max_po
 from .functions.dropout import dropout
 from .functions.einsum import einsum
 from .functions.indexing import concat, gather, narrow, one_hot, permute, reshape, transpose
+from .functions.layout import flatten, index_select, pad2d, split, squeeze, tril, unfold, unsqueeze, upsample2d
 from .functions.normalised import layer_norm, log_softmax, logsumexp, rms_norm, softmax
 from .functions.pointwise import (
     abs_ as abs,
     ceil,
     clamp,
     cos,
+    elu,
     erf,
     erfc,
     exp,
     exp2,
+    expm1,
     floor,
     fma,
     gelu,
     leaky_relu,
     log,
     log2,
+    log10,
     logical_and,
     logical_not,
     logical_or,
@@ -68,7 +72,15 @@ from .functions.reductions import (
 from .initializers import Initializer
 from .language.computation import computation
 from .loss_scaler import LossScaler
-from .losses import cross_entropy, mae, mse
+from .losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    hinge,
+    huber,
+    mae,
+    mse,
+)
 from .mixed_prec import (
     gated_apply_update,
     gated_scaled_update,
@@ -157,6 +169,8 @@ __all__ = [
     "attention",
     "avg_pool2d",
     "bf16",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
     "block",
     "bool",
     "cast",
@@ -176,6 +190,7 @@ __all__ = [
     "dropout",
     "dynamic",
     "einsum",
+    "elu",
     "erf",
     "erfc",
     "errors",
@@ -183,11 +198,13 @@ __all__ = [
     "exp2",
     "explain",
     "explanation",
+    "expm1",
     "f8e4m3",
     "f8e5m2",
     "f16",
     "f32",
     "f64",
+    "flatten",
     "floor",
     "fma",
     "forward",
@@ -199,12 +216,15 @@ __all__ = [
     "global_avg_pool2d",
     "grad_checksum",
     "grad_update",
+    "hinge",
     "host_scalar",
+    "huber",
     "i8",
     "i16",
     "i32",
     "i64",
     "index",
+    "index_select",
     "is_float",
     "is_grad",
     "is_integer",
@@ -217,6 +237,7 @@ __all__ = [
     "leaky_relu",
     "log",
     "log2",
+    "log10",
     "log_softmax",
     "logical_and",
     "logical_not",
@@ -237,11 +258,13 @@ __all__ = [
     "mse",
     "nan_to_num",
     "narrow",
+    "nn",
     "norm",
     "normal",
     "one_hot",
     "op_kind",
     "optim",
+    "pad2d",
     "param",
     "permute",
     "place",
@@ -272,7 +295,9 @@ __all__ = [
     "softmax",
     "softplus",
     "specify",
+    "split",
     "sqrt",
+    "squeeze",
     "static_scaled_update",
     "stop_gradient",
     "sum",
@@ -280,6 +305,7 @@ __all__ = [
     "train",
     "trainable_params",
     "transpose",
+    "tril",
     "trunc",
     "twin_of",
     "u4x32",
@@ -287,7 +313,10 @@ __all__ = [
     "u16",
     "u32",
     "u64",
+    "unfold",
     "uniform",
+    "unsqueeze",
+    "upsample2d",
     "var",
     "where",
     "why",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from .composite import composite
@@ -9,6 +10,7 @@ from .errors import ShapeError
 from .functions.axes import LAST_OUTPUT, Axes, axes_of
 from .functions.indexing import check_ids
 from .functions.normalised import logsumexp_inside
+from .functions.pointwise import clamp, log, relu, softplus, where
 from .functions.reductions import divided_by_count, reduce_tree
 from .source import user_source
 from .specs import Spec
@@ -182,3 +184,59 @@ def mae(x: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tenso
     """Absolute error, reduced over all cells."""
     _check(reduction, "mae")
     return _mae(lift(x), lift(y), reduction)
+
+
+@composite("huber", float_only=True, wide_result=True)
+def _huber(x: Tensor, y: Tensor, delta: float, reduction: Reduction) -> Tensor:
+    distance = abs(x - y)
+    near = 0.5 * (distance * distance)
+    return _reduced(where(distance <= delta, near, delta * (distance - 0.5 * delta)), reduction)
+
+
+def huber(x: TensorLike, y: TensorLike, *, delta: float = 1.0, reduction: Reduction = "mean") -> Tensor:
+    """Half the squared error up to ``delta``, linear beyond (Huber 1964), reduced over all cells."""
+    _check(reduction, "huber")
+    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0.0 < delta < math.inf:
+        raise ValueError(f"huber: delta is a positive finite number, not {delta!r}")
+    return _huber(lift(x), lift(y), float(delta), reduction)
+
+
+_LEAST_LOG = -100.0
+
+
+@composite("binary_cross_entropy", float_only=True, wide_result=True)
+def _binary_cross_entropy(p: Tensor, y: Tensor, reduction: Reduction) -> Tensor:
+    # a logarithm of 0 counts as -100, so that a sure and wrong answer costs much, not everything
+    hit, miss = (clamp(log(q), low=_LEAST_LOG) for q in (p, 1.0 - p))
+    return _reduced(-(y * hit + (1.0 - y) * miss), reduction)
+
+
+def binary_cross_entropy(p: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tensor:
+    """-(y log p + (1 - y) log(1 - p)) of probabilities; logarithms are at least -100.
+
+    Prefer :func:`binary_cross_entropy_with_logits`, which loses no digits near 0 and 1.
+    """
+    _check(reduction, "binary_cross_entropy")
+    return _binary_cross_entropy(lift(p), lift(y), reduction)
+
+
+@composite("binary_cross_entropy", float_only=True, wide_result=True)
+def _binary_cross_entropy_with_logits(x: Tensor, y: Tensor, reduction: Reduction) -> Tensor:
+    return _reduced(softplus(x) - x * y, reduction)
+
+
+def binary_cross_entropy_with_logits(x: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tensor:
+    """Binary cross-entropy of sigmoid(x) with targets y in [0, 1], without overflow."""
+    _check(reduction, "binary_cross_entropy_with_logits")
+    return _binary_cross_entropy_with_logits(lift(x), lift(y), reduction)
+
+
+@composite("hinge", float_only=True, wide_result=True)
+def _hinge(x: Tensor, y: Tensor, reduction: Reduction) -> Tensor:
+    return _reduced(relu(1.0 - y * x), reduction)
+
+
+def hinge(x: TensorLike, y: TensorLike, *, reduction: Reduction = "mean") -> Tensor:
+    """max(0, 1 - y x) for targets y of -1 and 1, reduced over all cells."""
+    _check(reduction, "hinge")
+    return _hinge(lift(x), lift(y), reduction)

@@ -107,8 +107,8 @@ def rope(x: TensorLike, *, base: float = 10000.0) -> Tensor:
         )
     features = shape.output[1].size
     angles = rotary_angles(shape.batch[-1].size, features, base)
-    tables = [
+    cos, sin = (
         constant(table.astype(np.float32)[:, None, :], batch=1, output=2, label=name)
         for table, name in ((np.cos(angles), "rope_cos"), (np.sin(angles), "rope_sin"))
-    ]
-    return _rope(tensor, *tables, features // 2)
+    )
+    return _rope(tensor, cos, sin, features // 2)

@@ -200,6 +200,8 @@ def _check_names(spec: Spec, sizes: dict[str, Any], capture: Sequence[str]) -> N
     names = {str(name): None for what, name in keys if what == "name"}
     variables = {str(name): None for what, name in keys if what == "row"}
     for name, size in sizes.items():
+        if not isinstance(name, str):
+            raise TypeError(f"einsum: sizes= is a dict by index name, not by {name!r} ({user_source().quoted()})")
         if name not in names:
             raise SpecError(
                 f"einsum: sizes= names {name!r}, which is no index of {spec.text!r}\n  {user_source().quoted()}\n"

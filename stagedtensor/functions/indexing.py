@@ -33,7 +33,7 @@ def narrow(
     tensor = lift(x)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ShapeError(f"narrow: expected a step of at least 1, got {step!r} ({user_source().quoted()})")
-    kind, position = _one_axis(tensor, axis, "narrow")
+    kind, position = one_axis(tensor, axis, "narrow")
     shape = solved_shape(tensor)
     row = shape.row(kind)
     if not -len(row) <= position < len(row):
@@ -59,7 +59,8 @@ def narrow(
     )
 
 
-def _one_axis(x: Tensor, axis: Any, what: str) -> tuple[RowKind, int]:
+def one_axis(x: Tensor, axis: Any, what: str) -> tuple[RowKind, int]:
+    """Return the one axis that ``axis`` names as (row, position); raises ShapeError."""
     axes = axes_of(x, axis, what=what)
     if len(axes.names) != 1 or axes.names[0] in MEMORY_ORDER:
         raise ShapeError(f"{what}: expected one axis, got {axis!r} ({user_source().quoted()})")
@@ -146,7 +147,7 @@ def concat(tensors: Sequence[TensorLike], axis: Any = LAST_OUTPUT) -> Tensor:
     parts = [lift(item) for item in tensors]
     if not parts:
         raise ShapeError(f"concat: expected at least one tensor ({user_source().quoted()})")
-    kind, position = _one_axis(parts[0], axis, "concat")
+    kind, position = one_axis(parts[0], axis, "concat")
     names = tuple(Name(f"part{at}") for at in range(len(parts)))
     count = position if position >= 0 else -position - 1
     others = tuple(Name(f"axis{at}") for at in range(count))

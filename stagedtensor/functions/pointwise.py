@@ -268,3 +268,34 @@ def _leaky_relu(x: Tensor, slope: float) -> Tensor:
 def leaky_relu(x: TensorLike, slope: float = 0.01) -> Tensor:
     """x where positive, else slope * x."""
     return _leaky_relu(lift(x), slope)
+
+
+@composite("expm1", float_only=True)
+def _expm1(x: Tensor) -> Tensor:
+    # near 0 the difference cancels; exp(x) - 1 = tanh(x / 2) (exp(x) + 1) does not
+    return where(abs(x) < 1.0, tanh(0.5 * x) * (exp(x) + 1.0), exp(x) - 1.0)
+
+
+def expm1(x: TensorLike) -> Tensor:
+    """exp(x) - 1, accurate near 0."""
+    return _expm1(lift(x))
+
+
+@composite("log10", float_only=True)
+def _log10(x: Tensor) -> Tensor:
+    return log2(x) * math.log10(2.0)
+
+
+def log10(x: TensorLike) -> Tensor:
+    """Logarithm to base 10."""
+    return _log10(lift(x))
+
+
+@composite("elu", float_only=True)
+def _elu(x: Tensor, alpha: float) -> Tensor:
+    return where(x > 0.0, x, alpha * expm1(x))
+
+
+def elu(x: TensorLike, alpha: float = 1.0) -> Tensor:
+    """x where positive, else alpha (exp(x) - 1)."""
+    return _elu(lift(x), alpha)

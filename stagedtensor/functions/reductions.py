@@ -102,6 +102,11 @@ def mean(x: TensorLike, axis: Any = None, *, keepdims: bool = False) -> Tensor:
 def centred(x: Tensor, axes: Axes) -> Tensor:
     """x minus its mean over ``axes`` (inside a composite)."""
     middle = divided_by_count(reduce_tree("sum", (x,), axes, (axes.full,), lambda a: a), x, axes, keepdims=False)
+    return centred_with(x, middle, axes)
+
+
+def centred_with(x: Tensor, middle: Tensor, axes: Axes) -> Tensor:
+    """x minus ``middle``, which has the shape ``axes.kept``."""
     return apply_op(
         "centre", (x, middle), Spec((axes.full, axes.kept), axes.full), lambda a, m: Apply("sub", (a, m))
     )
