@@ -1,8 +1,8 @@
 """Common subexpressions of one block: computed once, named by a let.
 
-In: blocks. Out: blocks in which every value that stands twice at one point is a let. A load counts as a value: in an
-elementwise block all loads read what was there before the block, so they may move ahead of the stores. Values that
-depend on accumulators, indices that memory does not decide, and scatter blocks stay as they are::
+In: blocks. Out: blocks in which every value that stands twice at one point is a let. A load counts as a value, and never
+moves past a store to its buffer: a load in a let that such a store precedes stays a let. Values that depend on
+accumulators, indices that memory does not decide, and scatter blocks stay as they are::
 
     y[i] <- (x[i] + 1.0) * (x[i] + 1.0)   ->   let v = x[i] + 1.0; y[i] <- v * v
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.codegen.effects import is_deep, map_blocks
+from stagedtensor.codegen.effects import is_deep, loads_of, map_blocks
 from stagedtensor.op_table import OPS
 
 Key: TypeAlias = tuple[object, ...]
@@ -27,7 +27,7 @@ def cse(module: ir.Module) -> ir.Module:
 
 def cse_block(block: ir.Block) -> ir.Block:
     """Share common subexpressions within one block."""
-    if block.scatter or (block.accumulators and not block.reduce):
+    if block.scatter or (block.accumulators and not block.reduce) or _reads_back(block):
         return block
     table = _Table({item.symbol for item in block.accumulators})
     for let in block.lets:
@@ -36,6 +36,10 @@ def cse_block(block: ir.Block) -> ir.Block:
     # With reduce iterators the lets belong to the reduce points; the stores do not see them.
     stores_are_points = not block.reduce
     stores = [table.root(store.value) for store in block.stores] if stores_are_points else []
+    overwritten: set[ir.Buffer] = set()
+    for store, number in zip(block.stores, stores, strict=False):
+        table.pin_loads(number, overwritten)
+        overwritten.add(store.buffer)
     table.rebuild_deep()
     accumulators = tuple(
         replace(item, update=table.rebuilt(number)) for item, number in zip(block.accumulators, updates, strict=True)
@@ -51,6 +55,16 @@ def cse_block(block: ir.Block) -> ir.Block:
     )
 
 
+def _reads_back(block: ir.Block) -> bool:
+    """Whether a store reads, itself and not by a let, what an earlier store of the point wrote."""
+    written: set[ir.Buffer] = set()
+    for store in block.stores:
+        if any(load.buffer in written for expr in (*store.indices, store.value) for load in loads_of(expr)):
+            return True
+        written.add(store.buffer)
+    return False
+
+
 @dataclass
 class _Value:
     """One distinct value: its expression with numbered parts."""
@@ -64,6 +78,8 @@ class _Value:
     uses: int = 0
     """How often it is used as a value (not merely to index memory)."""
     index_uses: int = 0
+    pinned: bool = False
+    """A load that must happen before the stores."""
     name: ir.Var | None = None
 
 
@@ -121,6 +137,18 @@ class _Table:
                 inside = indexing or isinstance(value.expr, ir.Load)
                 pending.extend((part, inside) for part in value.parts)
 
+    def pin_loads(self, number: int, overwritten: set[ir.Buffer]) -> None:
+        """Keep the loads of ``overwritten`` that a value is made of in lets, which come before all stores."""
+        pending, seen = [number] if overwritten else [], set[int]()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            value = self.values[number]
+            value.pinned = value.pinned or (isinstance(value.expr, ir.Load) and value.expr.buffer in overwritten)
+            pending.extend(value.parts)
+
     def rebuild_deep(self) -> None:
         """Rebuild the lets that keep expressions from nesting too deep, those before first."""
         for number in self.deep:
@@ -129,7 +157,7 @@ class _Table:
 
     def _is_shared(self, number: int) -> bool:
         value = self.values[number]
-        if number in self.deep:
+        if number in self.deep or value.pinned:
             return True
         if value.carries or isinstance(value.expr, ir.Const | ir.Var):
             return False

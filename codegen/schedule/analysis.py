@@ -129,9 +129,11 @@ def without_single_lets(block: Block) -> Block:
                 uses[part.symbol] = uses.get(part.symbol, 0) + 1
     values: dict[Symbol, Expr] = {}
     kept: list[Let] = []
+    # a load in a let comes before the stores; written out in a store it would come after those before
+    overwritten = {store.buffer for store in block.stores[:-1]}
     for let in block.lets:
         value = substitute(let.value, values)
-        if uses.get(let.symbol, 0) <= 1 and not is_deep(value):
+        if uses.get(let.symbol, 0) <= 1 and not is_deep(value) and not overwritten & {load.buffer for load in loads_in(value)}:
             values[let.symbol] = value
         else:
             kept.append(Let(let.symbol, value))
