@@ -153,7 +153,13 @@ def quotient_bounds(prec: Prec, a: Array, b: Array) -> tuple[Array, Array]:
             with np.errstate(all="ignore"):
                 cells[at] = dtype(x) / dtype(y)
         else:
-            whole = -1 if math.isinf(y) and (x < 0) != (y < 0) else 0 if math.isinf(y) else math.floor(Fraction(x) / Fraction(y))
+            whole = (
+                -1
+                if math.isinf(y) and (x < 0) != (y < 0)
+                else 0
+                if math.isinf(y)
+                else math.floor(Fraction(x) / Fraction(y))
+            )
             cells[at] = cells_of(np.array([round_exact(Fraction(whole), compute)], np.uint64), dtype)[0]
     large = np.isfinite(cells) & (np.abs(cells) >= 2.0 ** (28 if compute == "f32" else 53))
     with np.errstate(over="ignore"):

@@ -34,7 +34,11 @@ def operands(prec: Prec, count: int, seed: int = 0, cells: int = CELLS) -> list[
     ordinary = (cells - pairs) // 2
     arrays = []
     for at in range(count):
-        paired = (np.repeat(special, len(special)), np.tile(special, len(special)), rng.permutation(np.tile(special, len(special))))
+        paired = (
+            np.repeat(special, len(special)),
+            np.tile(special, len(special)),
+            rng.permutation(np.tile(special, len(special))),
+        )
         drawn = rng.standard_normal(ordinary) * 4.0
         if not prec.is_float:
             drawn = np.clip(np.rint(drawn), 0 if not prec.is_signed else -100, 100)
@@ -42,6 +46,12 @@ def operands(prec: Prec, count: int, seed: int = 0, cells: int = CELLS) -> list[
         if prec.bits == 64:
             codes = codes * np.uint64(2) + rng.integers(0, 2, codes.size, dtype=np.uint64)
         arrays.append(
-            np.concatenate([paired[at], drawn.astype(np.float32 if prec.is_float else np.int64).astype(prec.numpy_dtype), cells_of(codes, prec.numpy_dtype)])
+            np.concatenate(
+                [
+                    paired[at],
+                    drawn.astype(np.float32 if prec.is_float else np.int64).astype(prec.numpy_dtype),
+                    cells_of(codes, prec.numpy_dtype),
+                ]
+            )
         )
     return arrays

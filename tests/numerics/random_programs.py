@@ -30,7 +30,9 @@ SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 FLOATS = ("f32", "f32", "bf16", "f16", "f8e5m2", "f8e4m3")
 INTEGERS = ("i32", "u8", "i8", "u16", "bool")
 POINTWISE = tuple(
-    name for name, op in OPS.items() if op.op_class not in ("random",) and name not in ("nonfinite", "pow", "exp", "exp2")
+    name
+    for name, op in OPS.items()
+    if op.op_class not in ("random",) and name not in ("nonfinite", "pow", "exp", "exp2")
 )
 
 
@@ -125,7 +127,8 @@ class Builder:
 
 
 def _is_matrix(t: st.Tensor) -> bool:
-    return [axis.size for axis in t.shape.output] == [ROWS, COLUMNS] and len(t.shape.batch) == 1
+    shape = t.shape
+    return [axis.size for axis in shape.output] == [ROWS, COLUMNS] and [axis.size for axis in shape.batch] == [BATCH]
 
 
 def random_program(seed: int, *, steps: int = 20, reductions: bool = False, gradients: bool = False) -> Program:

@@ -32,7 +32,12 @@ Build = Callable[[], Program]
 
 def everywhere(build: Build) -> list[Array]:
     """Run on every device and target, fused and not, with one and three threads; the bits agree."""
-    settings = [UNFUSED, Setting(threads=1), Setting(threads=3), *(Setting(target=target) for target in runnable_targets())]
+    settings = [
+        UNFUSED,
+        Setting(threads=1),
+        Setting(threads=3),
+        *(Setting(target=target) for target in runnable_targets()),
+    ]
     first = run(build, REFERENCE)
     for setting in settings:
         for at, (cells, expected) in enumerate(zip(run(build, setting), first, strict=True)):

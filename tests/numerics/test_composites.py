@@ -43,7 +43,10 @@ def distance(found: Array, exact: Array) -> float:
 
 def program(function: Function, values: tuple[Array, ...], prec: str, *, is_loss: bool) -> Program:
     """The function of its arguments and the gradient of sum(result * weights) in each of them."""
-    xs = [st.placeholder(f"x{at}", output=list(value.shape), prec=prec, requires_grad=True) for at, value in enumerate(values)]
+    xs = [
+        st.placeholder(f"x{at}", output=list(value.shape), prec=prec, requires_grad=True)
+        for at, value in enumerate(values)
+    ]
     y = function(*xs)
     if is_loss:
         loss = y

@@ -28,17 +28,22 @@ def float_codes(source: str, *, thorough: bool) -> Array:
     layout = layout_of(source)
     dtype = precision(source).numpy_dtype
     rng = np.random.default_rng(1)
-    parts = [rng.integers(0, 1 << 62, 1 << (20 if thorough else 12), dtype=np.uint64) * np.uint64(4) >> np.uint64(64 - layout.bits)]
+    parts = [
+        rng.integers(0, 1 << 62, 1 << (20 if thorough else 12), dtype=np.uint64) * np.uint64(4)
+        >> np.uint64(64 - layout.bits)
+    ]
     for target in ("f8e5m2", "f8e4m3", "f16", "bf16"):
         edges = edge_codes(source, target)
-        parts.append(edges if thorough or edges.size < 4000 else np.concatenate([edges[:: 41], edges[-3000:]]))
+        parts.append(edges if thorough or edges.size < 4000 else np.concatenate([edges[::41], edges[-3000:]]))
     powers = 2.0 ** np.arange(-1, 65)
     whole = np.concatenate([powers, powers - 1, powers + 1, powers + 0.5, powers - 0.5, powers * 1.5]).astype(dtype)
     near = np.concatenate([whole, np.nextafter(whole, dtype.type(0)), np.nextafter(whole, dtype.type(np.inf))])
     parts.append(codes_of(np.concatenate([near, -near])))
     if source == "f64":  # midpoints of two f32 and their neighbours; where f32 overflows
         single = rng.integers(0, 0x7F800000, 2000, dtype=np.uint64)
-        single = np.concatenate([single, np.arange(20, dtype=np.uint64), np.arange(0x7F7FFFF0, 0x7F800000, dtype=np.uint64)])
+        single = np.concatenate(
+            [single, np.arange(20, dtype=np.uint64), np.arange(0x7F7FFFF0, 0x7F800000, dtype=np.uint64)]
+        )
         lower = cells_of(single, np.float32).astype(np.float64)
         upper = np.where(single == 0x7F7FFFFF, 2.0**128, cells_of(single + np.uint64(1), np.float32).astype(np.float64))
         middle = codes_of((lower + upper) / 2)
@@ -55,9 +60,13 @@ def integer_codes(source: str) -> Array:
     for power in range(layout.bits):
         for mantissa in (2, 3, 7, 10, 23, 52):
             half = (1 << power) + ((1 << power) >> (mantissa + 1))
-            values += [half + step for step in (-1, 0, 1)] + [half + ((1 << power) >> mantissa) + step for step in (-1, 0, 1)]
+            values += [half + step for step in (-1, 0, 1)] + [
+                half + ((1 << power) >> mantissa) + step for step in (-1, 0, 1)
+            ]
         values += [(1 << power) - 1, -(1 << power), -(1 << power) - 1]
-    drawn = rng.integers(0, 1 << 62, 2000, dtype=np.uint64) * np.uint64(4) >> rng.integers(64 - layout.bits, 64, 2000).astype(np.uint64)
+    drawn = rng.integers(0, 1 << 62, 2000, dtype=np.uint64) * np.uint64(4) >> rng.integers(
+        64 - layout.bits, 64, 2000
+    ).astype(np.uint64)
     return np.concatenate([np.array([value & mask for value in values], np.uint64), drawn])
 
 
@@ -131,7 +140,12 @@ VECTORS = [
     ("f64", "f8e5m2", [1.125 + 2.0**-40], [1.25]),
     ("f64", "f8e4m3", [1.0625 + 2.0**-40], [1.125]),
     ("i64", "bf16", [2**40 + 2**32 + 1], [2.0**40 + 2.0**33]),
-    ("f32", "i32", [np.nan, np.inf, -np.inf, 3e9, -3e9, 300.7, -1.7], [0, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 300, -1]),
+    (
+        "f32",
+        "i32",
+        [np.nan, np.inf, -np.inf, 3e9, -3e9, 300.7, -1.7],
+        [0, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 300, -1],
+    ),
     ("f32", "u8", [np.nan, np.inf, -np.inf, 3e9, -3e9, 300.7, -1.7], [0, 255, 0, 255, 0, 255, 0]),
     ("i32", "u8", [300, -1, 128], [44, 255, 128]),
     ("i32", "i8", [300, -1, 128], [44, -1, -128]),
@@ -154,12 +168,18 @@ def test_known_vectors_through_virtual_nodes() -> None:
 
     for setting in (REFERENCE, FUSED, UNFUSED):
         for (source, target, _, expected), found in zip(VECTORS, run(build, setting), strict=True):
-            np.testing.assert_array_equal(found.astype(np.float64), np.asarray(expected, np.float64), err_msg=f"{source} to {target}")
+            np.testing.assert_array_equal(
+                found.astype(np.float64), np.asarray(expected, np.float64), err_msg=f"{source} to {target}"
+            )
 
 
 def test_host_values_are_converted_once() -> None:
     """Values given from the host follow the same rule: f64 and integers are not rounded twice."""
-    for source, codes in (("f64", float_codes("f64", thorough=False)), ("i64", integer_codes("i64")), ("f32", float_codes("f32", thorough=False))):
+    for source, codes in (
+        ("f64", float_codes("f64", thorough=False)),
+        ("i64", integer_codes("i64")),
+        ("f32", float_codes("f32", thorough=False)),
+    ):
         cells = cells_of(codes, precision(source).numpy_dtype)
         for target in ("bf16", "f16", "f8e4m3", "f8e5m2", "f32"):
             with st.Session(), st.Context("reference") as ctx:

@@ -29,8 +29,7 @@ def draw(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("prec", ["f32", "bf16"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("prec", "threads"), [("f32", 1), ("bf16", 3)])
 def test_one_routine_serves_every_extent(prec: str, threads: int) -> None:
     """Each extent gives the bits of a routine compiled for just that size."""
     largest = 37
@@ -246,6 +245,12 @@ def test_scatter_of_gradients(prec: str) -> None:
     expected = np.zeros((9, 6))
     np.add.at(expected, np.clip(ids, 0, 8), upstream.astype(np.float64))
     assert np.abs(expected).max() > 4
-    settings = [REFERENCE, FUSED, UNFUSED, Setting(threads=3), *(Setting(target=target) for target in runnable_targets())]
+    settings = [
+        REFERENCE,
+        FUSED,
+        UNFUSED,
+        Setting(threads=3),
+        *(Setting(target=target) for target in runnable_targets()),
+    ]
     (found,) = assert_same_everywhere(build, settings)
     assert_same_bits(found, expected.astype(found.dtype), "scatter")

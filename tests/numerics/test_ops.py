@@ -103,7 +103,12 @@ def check_between(op: str, prec: Prec, args: list[Array], found: Array, low: Arr
         )
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+QUICK = ("i64", "i32", "u8")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in INTEGERS]
+)
 def test_integer_ops(name: str) -> None:
     prec = precision(name)
     args = operands(prec, 3, seed=2, cells=701)
@@ -164,7 +169,9 @@ def test_unary_ops_on_every_code_of_a_narrow_format(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["f64", "f8e5m2", "f8e4m3", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8"])
+@pytest.mark.parametrize(
+    "name", ["f64", "f8e5m2", "f8e4m3", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8"]
+)
 def test_the_other_formats_unfused(name: str) -> None:
     prec = precision(name)
     args = operands(prec, 3, seed=5)
@@ -174,7 +181,15 @@ def test_the_other_formats_unfused(name: str) -> None:
         close_or_same(op, prec, found[op], expected[op], f"{op} {name} unfused")
 
 
-MIXED = (("f8e4m3", "f8e5m2"), ("f16", "bf16"), ("bf16", "f32"), ("f32", "f64"), ("i8", "u8"), ("u16", "f16"), ("u64", "i8"))
+MIXED = (
+    ("f8e4m3", "f8e5m2"),
+    ("f16", "bf16"),
+    ("bf16", "f32"),
+    ("f32", "f64"),
+    ("i8", "u8"),
+    ("u16", "f16"),
+    ("u64", "i8"),
+)
 
 
 def test_mixed_operands_widen_exactly_and_compute_at_their_join() -> None:

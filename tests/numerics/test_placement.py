@@ -1,4 +1,4 @@
-"""Placement never shows: every intermediate virtual, every one materialised, or as the compiler likes; the same bits."""
+"""Placement never shows: intermediates virtual, materialised, or as the compiler likes, the bits are the same."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def layout(prec: str) -> Build:
         b = st.concat([st.transpose(a), x * x], axis=("output", 0))
         c = st.narrow(b, 1, 7, axis=("output", 0)) * 0.9
         rows = st.gather(table * table + 0.1, ids) - 1.0
-        return [(x, draw(1, 6, 4, 8)), (ids, np.array([10, 0, 3, 3, -4])), (table, draw(2, 11, 9))], [c[1:5], rows, c[2]], None
+        return (
+            [(x, draw(1, 6, 4, 8)), (ids, np.array([10, 0, 3, 3, -4])), (table, draw(2, 11, 9))],
+            [c[1:5], rows, c[2]],
+            None,
+        )
 
     return build
 
@@ -77,11 +81,17 @@ def gradients(prec: str) -> Build:
     return build
 
 
-SETTINGS = [("virtual", FUSED), ("materialized", FUSED), ("auto", FUSED), ("materialized", UNFUSED), ("auto", REFERENCE)]
+SETTINGS = [
+    ("virtual", FUSED),
+    ("materialized", FUSED),
+    ("auto", FUSED),
+    ("materialized", UNFUSED),
+    ("auto", REFERENCE),
+]
 
 
 @pytest.mark.parametrize("make", [elementwise, layout, gradients], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("prec", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("prec", ["f32", "bf16", pytest.param("f16", marks=pytest.mark.slow)])
 def test_placement_does_not_show(make: Callable[[str], Build], prec: str) -> None:
     build = make(prec)
     first = run(lambda: placed(build, "auto"), UNFUSED)

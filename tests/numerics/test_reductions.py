@@ -1,4 +1,4 @@
-"""Reductions around the vector widths and on special values: NaN wins, the first of equals is found, sums of few bits are exact."""
+"""Reductions around the vector widths and on special values: NaN wins, the first of equals is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exact_cells(size: int, seed: int) -> Array:
 
 
 def special_cells(size: int, seed: int) -> Array:
-    """Return exact cells with infinities in the second row, a NaN in the third, two NaN and infinities in the fourth, -inf in the fifth."""
+    """Return exact cells with infinities in row 1, a NaN in row 2, NaN beside an infinity in row 3, -inf all over row 4."""
     rng = np.random.default_rng(seed + 100)
     cells = exact_cells(size, seed)
     cells[1, rng.integers(size)] = np.inf
@@ -129,7 +129,13 @@ def test_fusion_does_not_show_in_plain_reductions() -> None:
         x = st.placeholder("x", output=[19, 203], prec="f32")
         y = x * 1.0
         total = st.sum(y, axis=axis)
-        others = [st.max(x, axis=axis), st.argmax(y, axis=axis), st.sum(y * y, axis=axis), total * 2.0, st.softmax(x, axis=axis)]
+        others = [
+            st.max(x, axis=axis),
+            st.argmax(y, axis=axis),
+            st.sum(y * y, axis=axis),
+            total * 2.0,
+            st.softmax(x, axis=axis),
+        ]
         return Program([(x, cells)], [total, *others])
 
     for axis in (0, 1):

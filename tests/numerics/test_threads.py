@@ -24,7 +24,7 @@ def is_parallel(routine: Routine) -> None:
 
 
 def forward() -> Program:
-    """Contractions in f32 and bf16, reductions of rows, columns and everything, softmax, layer norm, argmax, pointwise."""
+    """Contractions, reductions of rows, columns and everything, composites, argmax, pointwise; f32 and bf16."""
     a, b = st.placeholder("a", output=[301, 517], prec="f32"), st.placeholder("b", output=[517, 263], prec="f32")
     x = st.placeholder("x", batch=[771], output=[1031], prec="f32")
     h = st.placeholder("h", batch=[771], output=[1031], prec="bf16")
@@ -44,7 +44,13 @@ def forward() -> Program:
         st.norm(x),
         st.tanh(x) * st.gelu(x),
     ]
-    feeds = [(a, draw(1, 301, 517)), (b, draw(2, 517, 263)), (x, draw(3, 771, 1031)), (h, draw(4, 771, 1031)), (w, draw(5, 65, 1031))]
+    feeds = [
+        (a, draw(1, 301, 517)),
+        (b, draw(2, 517, 263)),
+        (x, draw(3, 771, 1031)),
+        (h, draw(4, 771, 1031)),
+        (w, draw(5, 65, 1031)),
+    ]
     return Program(feeds, reads, inspect=is_parallel)
 
 
@@ -62,7 +68,10 @@ def backward(prec: str) -> Program:
     params = [table, w1, b1, w2, gain]
     rng = np.random.default_rng(6)
     feeds: list[tuple[st.Tensor, Array]] = [(ids, rng.integers(0, 97, 3000)), (labels, rng.integers(0, 33, 3000))]
-    feeds += [(p, 0.2 * draw(10 + at, *shape)) for at, (p, shape) in enumerate(zip(params, [(97, 128), (160, 128), (160,), (33, 160), (160,)], strict=True))]
+    feeds += [
+        (p, 0.2 * draw(10 + at, *shape))
+        for at, (p, shape) in enumerate(zip(params, [(97, 128), (160, 128), (160,), (33, 160), (160,)], strict=True))
+    ]
     gradients = [p.grad for p in params]
     assert all(gradient is not None for gradient in gradients)
     return Program(feeds, [loss, *gradients], st.grad_update(loss))  # type: ignore[list-item]
@@ -80,12 +89,14 @@ def test_forward() -> None:
             assert_same_bits(found, expected, f"result {at} on {threads} threads")
 
 
-@pytest.mark.parametrize("prec", ["f32", "bf16"])
+@pytest.mark.parametrize("prec", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_backward(prec: str) -> None:
     first = run(lambda: backward(prec), Setting(threads=1))
     assert all(np.abs(cells.astype(np.float64)).max() > 0 for cells in first)
     for threads in THREADS[1:]:
-        for at, (found, expected) in enumerate(zip(run(lambda: backward(prec), Setting(threads=threads)), first, strict=True)):
+        for at, (found, expected) in enumerate(
+            zip(run(lambda: backward(prec), Setting(threads=threads)), first, strict=True)
+        ):
             assert_same_bits(found, expected, f"result {at} on {threads} threads")
 
 
