@@ -6,7 +6,7 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import errors, losses, mixed_prec, nn, optim, schedules, train
+from . import encodings, errors, losses, mixed_prec, nn, optim, schedules, train
 from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .composite import composite
@@ -191,6 +191,7 @@ __all__ = [
     "dynamic",
     "einsum",
     "elu",
+    "encodings",
     "erf",
     "erfc",
     "errors",
