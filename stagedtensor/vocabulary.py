@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from . import language as language, losses
-from .functions import attention, convolution, dropout, einsum as einsums, indexing, normalised, pointwise, reductions
+from . import language as language, losses, nn
+from .functions import (
+    attention,
+    convolution,
+    dropout,
+    einsum as einsums,
+    indexing,
+    layout,
+    normalised,
+    pointwise,
+    reductions,
+)
 from .language.words import declare
 from .precision import bf16, bool_, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .precision_requests import specify
@@ -54,10 +65,14 @@ _FUNCTIONS = (
     convolution.avg_pool2d, convolution.conv2d, convolution.global_avg_pool2d, convolution.max_pool2d,
     dropout.dropout,
     indexing.gather, indexing.narrow, indexing.one_hot, indexing.permute, indexing.reshape, indexing.transpose,
-    losses.cross_entropy, losses.mae, losses.mse,
+    layout.flatten, layout.index_select, layout.pad2d, layout.split, layout.squeeze, layout.tril, layout.unfold,
+    layout.unsqueeze, layout.upsample2d,
+    losses.binary_cross_entropy, losses.binary_cross_entropy_with_logits, losses.cross_entropy, losses.hinge,
+    losses.huber, losses.mae, losses.mse,
     normalised.layer_norm, normalised.log_softmax, normalised.logsumexp, normalised.rms_norm, normalised.softmax,
-    pointwise.abs_, pointwise.ceil, pointwise.clamp, pointwise.cos, pointwise.erf, pointwise.erfc, pointwise.exp,
-    pointwise.exp2, pointwise.floor, pointwise.fma, pointwise.gelu, pointwise.leaky_relu, pointwise.log, pointwise.log2,
+    pointwise.abs_, pointwise.ceil, pointwise.clamp, pointwise.cos, pointwise.elu, pointwise.erf, pointwise.erfc,
+    pointwise.exp, pointwise.exp2, pointwise.expm1, pointwise.floor, pointwise.fma, pointwise.gelu, pointwise.leaky_relu,
+    pointwise.log, pointwise.log10, pointwise.log2,
     pointwise.logical_and, pointwise.logical_not, pointwise.logical_or, pointwise.maximum, pointwise.minimum,
     pointwise.nan_to_num, pointwise.power, pointwise.recip, pointwise.relu, pointwise.round_, pointwise.rsqrt,
     pointwise.sigmoid, pointwise.sign, pointwise.silu, pointwise.sin, pointwise.softplus, pointwise.sqrt,
@@ -71,4 +86,5 @@ _FUNCTIONS = (
 declare({function.__name__.strip("_"): function for function in _FUNCTIONS})
 declare({str(prec): prec for prec in _PRECISIONS})
 declare({"bool": bool_, "concat": _concat, "einsum": _einsum, "not": _not})
+declare({"nn": MappingProxyType({name: getattr(nn, name) for name in nn.__all__})})
 declare({"inf": math.inf, "nan": math.nan, "none": None})

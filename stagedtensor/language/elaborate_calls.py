@@ -21,7 +21,6 @@ from . import model_ast as ast
 from .caret import near
 from .model_arrays import as_tensor
 from .model_values import UNIT, BatchArray, Function, Given, Machine, Scope, Stage, fault, kind_of
-from .words import words
 
 
 def apply(machine: Machine, function: Any, given: Sequence[Given], at: int | None, label: str | None = None) -> Any:
@@ -335,17 +334,23 @@ def call_python(
                 labelled[entry.label] = _argument(machine, entry.value, entry.label in tensors, place)
         if label is not None:
             labelled["label"] = label
-    is_word = any(function is meaning for meaning in words().values())
-    source = machine.text.source(at) if at is not None and is_word else None
+    ours = _is_ours(function)
+    source = machine.text.source(at) if at is not None and ours else None
     try:
         with written_at(source):
             return function(*positional, **labelled)
     except StagedTensorError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        if not is_word:
+        if not ours:
             raise
         raise fault(machine, at, f"{name}: {str(error).removeprefix(f'{name}: ').removeprefix(f'{name}() ')}") from None
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether a function is one of this package: what it builds has the line of the text as its source."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return str(module).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _argument(machine: Machine, value: Any, wants_tensor: bool, at: int | None) -> Any:

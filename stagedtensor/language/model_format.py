@@ -119,7 +119,7 @@ def _written(node: ast.Expr, indent: str) -> tuple[int, str]:
         case ast.Ascription(value, precision):
             return _ATOM, f"({_expr(value, _BODY, indent)} : {precision.name})"
         case ast.StageBoundary(precision, label, value):
-            return _ATOM, f'stage {precision.name} "{label}" {_expr(value, _ATOM, indent)}'
+            return _APPLY, f'stage {precision.name} "{label}" {_expr(value, _ATOM, indent)}'
         case ast.Let():
             return _BODY, _let(node, indent)
         case ast.Fun(parameters, body):

@@ -114,12 +114,11 @@ _MISTAKES: tuple[tuple[str, str], ...] = (
     (r"\+\+|\+\*", 'an einsum has its spec after the operator: x ++ "spec", a +* "spec" b'),
     (r":=", "an assignment is written '=:'"),
     (r"[+*/\-]=", "the operator stands after '=': '=+' accumulates, '=:+' resets first"),
-    (r"\brec\b", "definitions are not recursive"),
     (r"\b(lambda|fn|func|function)\b", "a function is written fun x -> ..."),
     (r"\bdef\b", "a definition is written let name parameters = expression"),
-    (r"\bnot\b|!", "a negation is written not (a)"),
+    (r"!(?!=)", "a negation is written not (a)"),
     (r"'", 'strings have double quotes: "output"'),
-    (r"\bstage\b", 'a precision boundary is written stage f16 "label" (expression)'),
+    (r"stage", 'a precision boundary is written stage f16 "label" (expression)'),
 )
 
 
@@ -139,7 +138,8 @@ def _advice(code: str, at: int, wanted: set[str]) -> str:
     line = code.rfind("\n", 0, at) + 1
     for pattern, sentence in _MISTAKES:
         for found in re.finditer(pattern, code[line : at + 8]):
-            if line + found.start() - 1 <= at <= line + found.end():
+            is_word = pattern.startswith(r"\b")  # a wrong word shows where what follows it does not fit
+            if line + found.start() - 1 <= at <= line + found.end() or (is_word and line + found.end() <= at):
                 return sentence
     word = re.match(r"[^\W\d]\w*", code[at : at + 40])
     if word is not None and "NAME" not in wanted and word.group() not in _KEYWORDS:

@@ -33,6 +33,8 @@ def check(syntax: ast.Definitions, text: Text, known: Iterable[str]) -> None:
             )
         if item.name == "_":
             raise text.fault(item.at, "a definition needs a name")
+        if item.name == "rec" and item.parameters:
+            raise text.fault(item.at, "definitions are not recursive: a definition sees those before it")
         _Checker(text, item.name).function(item.parameters, item.body, names, staged=False)
         seen[item.name] = item
         names |= {item.name}

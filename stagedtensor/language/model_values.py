@@ -20,7 +20,7 @@ from stagedtensor.source import user_source
 from . import model_ast as ast
 from .model_text import Text
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 200_000
 """Expressions that one call from Python may evaluate."""
 
 
