@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import encodings, errors, losses, mixed_prec, nn, optim, schedules, train
 from .blocks import Block, block
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
+from .checkpoint import LoadReport, load, save
 from .composite import composite
 from .explain import explain, explanation, why
 from .functions.attention import attention, rope
@@ -153,6 +154,7 @@ __all__ = [
     "Context",
     "GradClip",
     "Initializer",
+    "LoadReport",
     "LossScaler",
     "LrSchedule",
     "Numerics",
@@ -236,6 +238,7 @@ __all__ = [
     "language",
     "layer_norm",
     "leaky_relu",
+    "load",
     "log",
     "log2",
     "log10",
@@ -281,6 +284,7 @@ __all__ = [
     "rope",
     "round",
     "rsqrt",
+    "save",
     "scaled_grad_update",
     "scaled_sgd_update",
     "scaled_step",

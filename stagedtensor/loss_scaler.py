@@ -161,7 +161,7 @@ class LossScaler:
 
     def load_state_dict(self, ctx: Context, state: Mapping[str, Any]) -> None:
         """Restore a state; everything is validated before anything changes. Raises CheckpointError naming the key."""
-        checked = _validated(state)
+        checked = validated_state(state)
         self.bind(ctx)
         for name in ("good_steps", *_SETTINGS, *_COUNTERS):
             setattr(self, name, checked[name])
@@ -182,7 +182,8 @@ class LossScaler:
         ctx.set_values(self.unscale, _f32(1.0 / self._scale))
 
 
-def _validated(state: Mapping[str, Any]) -> dict[str, Any]:
+def validated_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state dict that a scaler can take. Raises CheckpointError naming the key."""
     expected = {"version", "scale", "good_steps", *_SETTINGS, *_COUNTERS}
     for key in sorted(expected - set(state)):
         raise CheckpointError(f"loss scaler state: key {key!r} is missing")

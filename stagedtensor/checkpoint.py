@@ -1,0 +1,260 @@
+"""Checkpoints: parameters, optimizer state, loss scaler and step count in one safetensors file.
+
+Parameters are keyed by name, optimizer state by (parameter name, kind). Loading compares everything first and reports
+every mismatch at once; it writes nothing until all is right. Files of other projects load through a name map.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .conversion import convert
+from .errors import CheckpointError
+from .loss_scaler import LossScaler, validated_state
+from .node import Node, Role
+from .precision import Prec, precision
+from .program import Comp, shapes_and_precisions
+from .runtime.context import Context
+from .runtime.linking import check_names, parameters
+from .runtime.routine import Routine
+from .source import user_source
+from .tensor import Tensor, tensor_of
+from .tensor_file import Array, TensorFile, read_tensors, write_tensors
+
+Source: TypeAlias = str | tuple[str, Callable[[Array], Array]]
+"""A name in the file, perhaps with a function that brings the array into this package's layout."""
+
+NameMap: TypeAlias = Mapping[str, Source] | Callable[[str], Source | None]
+"""What a parameter is called in the file; a name that is not mapped stands for itself."""
+
+_KEY, _VERSION = "stagedtensor", 1
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did. All names are those of this program, except ``extra``."""
+
+    loaded: tuple[str, ...]
+    converted: tuple[str, ...]
+    """Loaded with a conversion, since the file holds another precision."""
+    missing: tuple[str, ...]
+    """Wanted, and not in the file."""
+    mismatched: tuple[str, ...]
+    """In the file, and left out since the shape does not fit; one line each."""
+    extra: tuple[str, ...]
+    """In the file, and not wanted."""
+    step: int | None
+    """The step count that was saved."""
+
+    def __str__(self) -> str:
+        lines = [f"loaded {len(self.loaded)} tensors" + (f" of step {self.step}" if self.step is not None else "")]
+        for what in ("converted", "missing", "mismatched", "extra"):
+            found = getattr(self, what)
+            lines += [f"{what}: {', '.join(found)}"] if found else []
+        return "\n".join(lines)
+
+
+def save(
+    path: str | Path,
+    ctx: Context,
+    loss: Tensor | Iterable[Tensor],
+    *,
+    optimizer: Comp | Routine | None = None,
+    scaler: LossScaler | None = None,
+    step: int | None = None,
+) -> None:
+    """Write the parameters of ``loss`` (or of several tensors) to a safetensors file, in their own precisions.
+
+    ``optimizer`` (the computation or the compiled step) adds the state it keeps, ``scaler`` the loss scaler with the open
+    windows of its gated routines, ``step`` a count that ``load`` gives back. The file is replaced at once or not at all.
+    Raises CheckpointError where a parameter has no values, ContextError where two share a name.
+    """
+    wanted = _parameters(loss)
+    without = [name for name, node in wanted.items() if not ctx.is_initialized(tensor_of(node))]
+    if without:
+        raise CheckpointError(
+            f"save: these parameters have no values yet: {', '.join(without)}\n  {user_source().quoted()}\n"
+            "  call ctx.init_params(loss) first"
+        )
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0):
+        raise TypeError(f"save: step is an integer of at least 0, not {step!r} ({user_source().quoted()})")
+    wanted |= _optimizer_state(optimizer) | _windows(scaler)
+    arrays = {name: ctx.get_values(tensor_of(node)) for name, node in wanted.items()}
+    state: dict[str, Any] = {"version": _VERSION, "step": None if step is None else int(step)}
+    state["precisions"] = {name: precision(array.dtype).name for name, array in arrays.items()}
+    if scaler is not None:
+        state["scaler"] = scaler.state_dict()
+    write_tensors(path, arrays, {_KEY: json.dumps(state), "format": "pt"})
+
+
+def load(
+    path: str | Path,
+    ctx: Context,
+    loss: Tensor | Iterable[Tensor],
+    *,
+    optimizer: Comp | Routine | None = None,
+    scaler: LossScaler | None = None,
+    strict: bool = True,
+    names: NameMap | None = None,
+) -> LoadReport:
+    """Read what :func:`save` wrote, or another project's safetensors file through ``names``.
+
+    Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
+    shape, another precision. With ``strict=False`` what fits is loaded; with it, or with ``names``, floats convert to the
+    parameter's precision, rounding once. Raises CheckpointError.
+
+    >>> import stagedtensor as st
+    >>> names = {"conv2d.w": ("conv1.weight", lambda a: a.transpose(0, 2, 3, 1)), "conv2d.b": "conv1.bias"}
+    """
+    file = read_tensors(path)
+    wanted = _parameters(loss)
+    sources = _sources(names, wanted)
+    wanted |= _optimizer_state(optimizer) | _windows(scaler)
+    plan = _Plan(file, wanted, sources, convert=not strict or names is not None)
+    state = _saved_state(file)
+    faults = [f"{name}: not in the file" for name in plan.missing] + plan.mismatched
+    scaler_state = None if scaler is None else state.get("scaler")
+    if scaler is not None:
+        scaler.bind(ctx)
+        if scaler_state is None:
+            faults.append("the loss scaler: not in the file")
+        else:
+            scaler_state = validated_state(scaler_state)
+    if strict and faults:
+        near = _near_names(plan)
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        raise CheckpointError(
+            f"{str(path)!r} does not fit this program:\n{lines}\n  {user_source().quoted()}\n"
+            f"  nothing was loaded; pass names= to rename, or strict=False to load what fits{near}"
+        )
+    for name, array in plan.arrays.items():
+        ctx.set_values(tensor_of(wanted[name]), array)
+    if scaler is not None and scaler_state is not None:
+        scaler.load_state_dict(ctx, scaler_state)
+    return LoadReport(
+        tuple(plan.arrays),
+        tuple(plan.converted),
+        tuple(plan.missing),
+        tuple(plan.mismatched),
+        tuple(name for name in file.arrays if name not in plan.used),
+        state.get("step"),
+    )
+
+
+class _Plan:
+    """What goes where: the arrays that fit, by this program's names, and what does not."""
+
+    def __init__(
+        self, file: TensorFile, wanted: Mapping[str, Node], sources: Mapping[str, Source], *, convert: bool
+    ) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.used: set[str] = set()
+        self.missing: list[str] = []
+        self.mismatched: list[str] = []
+        self.converted: list[str] = []
+        self.file = file
+        shapes, precisions = shapes_and_precisions(list(wanted.values()))
+        for name, node in wanted.items():
+            source = sources.get(name, name)
+            stored, change = (source, None) if isinstance(source, str) else source
+            if stored not in file.arrays:
+                self.missing.append(name if stored == name else f"{name} (as {stored})")
+                continue
+            self.used.add(stored)
+            array = file.arrays[stored] if change is None else np.asarray(change(file.arrays[stored]))
+            shape = shapes.shape(node)
+            if array.shape != shape.dims:
+                self.mismatched.append(f"{name}: expected shape {shape.dims} ({shape}), the file has {array.shape}")
+                continue
+            self._take(name, array, file.precisions[stored], precisions.prec(node), convert)
+
+    def _take(self, name: str, array: Array, stored: Prec, prec: Prec, may_convert: bool) -> None:
+        if stored is not prec:
+            if not may_convert or stored.is_float != prec.is_float:
+                self.mismatched.append(f"{name}: expected {prec}, the file has {stored}")
+                return
+            array = convert(array, prec)
+            self.converted.append(name)
+        self.arrays[name] = array
+
+
+def _parameters(loss: Tensor | Iterable[Tensor]) -> dict[str, Node]:
+    nodes = parameters([loss] if isinstance(loss, Tensor) else list(loss))
+    check_names(nodes)
+    return {node.label: node for node in nodes}
+
+
+def _optimizer_state(optimizer: Comp | Routine | None) -> dict[str, Node]:
+    """Return the optimizer's state by key; two computations of one kind on one parameter share it."""
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, Routine):
+        nodes: Iterable[Node] = optimizer.stored_nodes
+    elif isinstance(optimizer, Comp):
+        nodes = optimizer.nodes()
+    else:
+        raise TypeError(
+            f"optimizer is a computation or a compiled routine, not {type(optimizer).__name__} ({user_source().quoted()})"
+        )
+    found = {
+        f"optimizer/{node.owner.label}/{node.state_kind}": node
+        for node in nodes
+        if node.role is Role.STATE and node.owner is not None
+    }
+    return dict(sorted(found.items()))
+
+
+def _windows(scaler: LossScaler | None) -> dict[str, Node]:
+    if scaler is None:
+        return {}
+    return {
+        f"scaler/window{at}/{part}": getattr(window, part).node
+        for at, window in enumerate(scaler.windows)
+        for part in ("flags", "skips", "runs")
+    }
+
+
+def _sources(names: NameMap | None, wanted: Mapping[str, Node]) -> dict[str, Source]:
+    if names is None:
+        return {}
+    if not isinstance(names, Mapping):
+        found = ((name, names(name)) for name in wanted)
+        return {name: source for name, source in found if source is not None}
+    unknown = [name for name in names if name not in wanted]
+    if unknown:
+        hints = [hint for name in unknown for hint in difflib.get_close_matches(name, wanted, 1)]
+        raise CheckpointError(
+            f"names: no parameter is called {', '.join(map(repr, unknown))}"
+            + (f"; near: {', '.join(hints)}" if hints else "")
+            + f"\n  {user_source().quoted()}\n  the keys are names of this program, the values those in the file"
+        )
+    return dict(names)
+
+
+def _near_names(plan: _Plan) -> str:
+    left = [name for name in plan.file.arrays if name not in plan.used]
+    return f"\n  in the file and not wanted: {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}" if left else ""
+
+
+def _saved_state(file: TensorFile) -> dict[str, Any]:
+    text = file.metadata.get(_KEY)
+    if text is None:
+        return {}
+    try:
+        state = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{str(file.path)!r}: the metadata {_KEY!r} is no JSON: {error}") from None
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{str(file.path)!r} was written by another version: expected {_VERSION}, "
+            f"got {state.get('version') if isinstance(state, dict) else state!r}"
+        )
+    return state
+
