@@ -110,7 +110,7 @@ class CpuDevice:
             emitted.buffers,
             tuple(symbol.hint for symbol in emitted.scalars),
             self._binder(library, emitted, limit=1 if _is_small(module) else 0),
-            temporaries=reading.planned(emitted),
+            temporaries=reading.planned(emitted.plan),
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
             from_cache=self._cache.counts.builds == builds,

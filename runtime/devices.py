@@ -12,7 +12,7 @@ from pathlib import Path
 from stagedtensor.errors import ContextError
 from stagedtensor.runtime.device import Device
 
-NAMES = ("auto", "cpu", "reference")
+NAMES = ("auto", "cpu", "cuda-emulated", "reference")
 
 
 def open_device(
@@ -29,7 +29,11 @@ def open_device(
         from stagedtensor.runtime.reference import ReferenceDevice
 
         return ReferenceDevice()
-    if re.fullmatch(r"cuda(:\d+)?|cuda-emulated", name):
+    if name == "cuda-emulated":
+        from stagedtensor.runtime.emulated import EmulatedDevice
+
+        return EmulatedDevice(cache_dir=cache_dir)
+    if re.fullmatch(r"cuda(:\d+)?", name):
         raise ContextError(
             f"device {name!r} is not available: this version generates C for the CPU only; use 'cpu' or 'reference'"
         )

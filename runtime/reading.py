@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stagedtensor.codegen.emit.c import CSource, used_buffers
+from stagedtensor.codegen.emit.cuda import CudaSource
 from stagedtensor.codegen.loop_ir import Buffer, Module, Origin, Proc
+from stagedtensor.codegen.passes.plan_memory import MemoryPlan
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written
 from stagedtensor.runtime.device import Kernel, MemoryLine
@@ -40,11 +44,19 @@ def _line(buffer: Buffer, live: tuple[int, int] | None, offset: int | None) -> M
     )
 
 
-def planned(emitted: CSource) -> tuple[MemoryLine, ...]:
-    """Describe the arena of a routine."""
+def cuda_kernels(emitted: CudaSource) -> tuple[Kernel, ...]:
+    """Describe the kernels of a routine in CUDA."""
     return tuple(
-        _line(item.buffer, (item.first, item.last), item.offset) for item in emitted.plan.placements
+        replace(
+            _kernel(kernel.proc, kernel.text), name=kernel.name, launch=str(kernel.launch), shared_bytes=kernel.shared_bytes
+        )
+        for kernel in emitted.kernels
     )
+
+
+def planned(plan: MemoryPlan) -> tuple[MemoryLine, ...]:
+    """Describe the arena of a routine."""
+    return tuple(_line(item.buffer, (item.first, item.last), item.offset) for item in plan.placements)
 
 
 def unplanned(module: Module) -> tuple[MemoryLine, ...]:

@@ -57,6 +57,10 @@ class ContextError(StagedTensorError, RuntimeError):
     """A Context was used against its contract: uninitialised input, wrong shape, foreign routine, closed context."""
 
 
+class MemoryCheckError(StagedTensorError, RuntimeError):
+    """A kernel on the emulated device touched memory it must not: names kernel, block, thread and expression."""
+
+
 class EncodingError(StagedTensorError, ValueError):
     """Block-encoded data is damaged or of an unknown layout."""
 

@@ -99,6 +99,11 @@ def _parse(text: str) -> Iterator[Section]:
 @cache
 def written_sections() -> tuple[Section, ...]:
     """Return the sections of all text files, in file order."""
-    folder = files("stagedtensor.codegen.prelude")
-    texts = ((folder / name).read_text(encoding="utf-8") for name in FILES)
-    return tuple(section for text in texts for section in _parse(text))
+    return tuple(section for name in FILES for section in sections_of(name))
+
+
+@cache
+def sections_of(file: str) -> tuple[Section, ...]:
+    """Return the sections of one text file beside this module."""
+    text = (files("stagedtensor.codegen.prelude") / file).read_text(encoding="utf-8")
+    return tuple(_parse(text))

@@ -19,7 +19,7 @@ def scatter(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
     """Return the statements of ``block`` and a few words on the choice."""
     work = point(block, {})
     body = work.wrap(stores(block, work.mapping))
-    independent = [item for item in block.iterators if _owns_cells(block, item)]
+    independent = [item for item in block.iterators if owns_cells(block, item)]
     kinds: dict[Symbol, LoopKind] = {}
     order: list[Iterator_] = [item for item in block.iterators if item not in independent]
     inner = [item for item in independent if _is_unit(block, item)]
@@ -37,7 +37,7 @@ def scatter(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
     return nest(iterators, body, kinds), f"scatter, points in order, independent axes: {owned}"
 
 
-def _owns_cells(block: Block, iterator: Iterator_) -> bool:
+def owns_cells(block: Block, iterator: Iterator_) -> bool:
     """Tell whether different values of the iterator always store to different cells, and read only their own."""
     axes: set[tuple[int, int]] = set()
     for place, store in enumerate(block.stores):

@@ -1,0 +1,283 @@
+"""CUDA source of a routine: a module scheduled for CUDA -> one translation unit of ``extern "C"`` kernels.
+
+In: a module whose kernels carry their launch. Out: :class:`CudaSource`: the text, and per kernel its launch dimensions and
+arguments in order. The same text is compiled for GPUs and, beside the emulation header, for the host. Kernels take
+pointers, and where they need run-time extents or indices one pointer to all of them, which stays valid when a captured
+graph is replayed. Chooses no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from stagedtensor.codegen.affine import constant
+from stagedtensor.codegen.emit.body import BodyPrinter, loop_name
+from stagedtensor.codegen.emit.c import (
+    cells_in_common,
+    comment_lines,
+    shape_text,
+    signature_text,
+    used_buffers,
+    used_scalars,
+)
+from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter, Level, Text
+from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Declare,
+    Expr,
+    For,
+    Let,
+    Module,
+    Origin,
+    Proc,
+    Stmt,
+    Symbol,
+    Tile,
+    index,
+)
+from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
+from stagedtensor.codegen.prelude import prelude_source
+from stagedtensor.codegen.prelude.cuda import cuda_functions, cuda_names
+from stagedtensor.codegen.rewrite import buffers_written, substitute, walk_stmts
+from stagedtensor.codegen.schedule.cuda import Launch, launch_of
+from stagedtensor.errors import InternalError
+from stagedtensor.precision import Prec
+
+_INDENT = "    "
+_HEAD = """\
+#ifndef ST_SHARED
+/* An array shared by the threads of a block. */
+#define ST_SHARED(type, name, count) __shared__ type name[count]
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class CudaDialect:
+    """CUDA C++: narrow floats are their bits, as in C."""
+
+    def type_name(self, prec: Prec) -> str:
+        """Return the type of a value of ``prec``."""
+        return prec.c_type
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One kernel as printed.
+
+    ``buffers`` are its pointer arguments in order; ``scalars`` tells whether a pointer to the routine's scalars follows.
+    ``lines`` are its first and last in the whole text, from 1.
+    """
+
+    proc: Proc
+    name: str
+    text: str
+    lines: tuple[int, int]
+    launch: Launch
+    buffers: tuple[Buffer, ...]
+    writes: frozenset[Buffer]
+    scalars: bool
+    shared_bytes: int
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """What it computes."""
+        return self.proc.origins
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """A translation unit. Temporaries lie in an arena of ``arena_bytes`` bytes at ``plan.offsets``."""
+
+    text: str
+    kernels: tuple[CudaKernel, ...]
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Symbol, ...]
+    arena_bytes: int
+    plan: MemoryPlan
+
+    def locate(self, line: int) -> str | None:
+        """Return the expression and user's line behind line ``line`` (from 1) of the text, None outside kernels."""
+        for kernel in self.kernels:
+            if kernel.lines[0] <= line <= kernel.lines[1] and kernel.origins:
+                origin = kernel.origins[0]
+                return f"{origin.source}: {origin.text}"
+        return None
+
+
+def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None = None) -> CudaSource:
+    """Print a scheduled module as CUDA C++; ``prelude=False`` leaves out what stands before the kernels."""
+    plan = plan_memory(module) if plan is None else plan
+    names = Names()
+    used: set[str] = set()
+    printed = []
+    for proc in module.kernels:
+        kernel = _kernel(proc, names.give(proc, proc.name), plan, module.scalars)
+        used |= kernel.used
+        printed.append(kernel)
+    head = _head(used) if prelude else ""
+    line = head.count("\n") + 1
+    kernels = []
+    for item in printed:
+        last = line + item.text.count("\n") - 1
+        kernels.append(item.placed((line, last)))
+        line = last + 2
+    text = head + "\n".join(item.text for item in printed)
+    return CudaSource(text, tuple(kernels), module.external, module.scalars, plan.peak, plan)
+
+
+def _head(used: set[str]) -> str:
+    device = used & cuda_names()
+    return f"{prelude_source(used - device, dialect='cuda')}\n{cuda_functions(device)}{_HEAD}\n"
+
+
+@dataclass(frozen=True)
+class _Printed:
+    proc: Proc
+    name: str
+    text: str
+    buffers: tuple[Buffer, ...]
+    writes: frozenset[Buffer]
+    scalars: bool
+    used: set[str]
+
+    def placed(self, lines: tuple[int, int]) -> CudaKernel:
+        shared = sum(
+            stmt.buffer.nbytes
+            for stmt in walk_stmts(self.proc.body)
+            if isinstance(stmt, Alloc) and stmt.buffer.space == "shared"
+        )
+        launch = launch_of(self.proc)
+        return CudaKernel(
+            self.proc, self.name, self.text, lines, launch, self.buffers, self.writes, self.scalars, shared
+        )
+
+
+def _kernel(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...]) -> _Printed:
+    launch = launch_of(proc)
+    buffers = used_buffers(proc)
+    common = cells_in_common(plan, proc, buffers)
+    names = Names()
+    written = {common[buffer] for buffer in buffers_written(proc.body) if buffer in common}
+    given: list[Buffer] = []
+    parameters: list[str] = []
+    described: list[str] = []
+    for buffer in buffers:
+        whole = common[buffer]
+        if whole is not buffer:
+            names.alias(buffer, names.of(whole))
+            described.append(f"{sanitise(buffer.name)} : {shape_text(buffer)} in place of {names.of(whole)}")
+            continue
+        label = names.give(buffer, buffer.name)
+        constness = "" if buffer in written else "const "
+        parameters.append(f"{constness}{buffer.type.c_type} *__restrict__ {label}")
+        described.append(f"{label} : {shape_text(buffer)}")
+        given.append(buffer)
+    lines: list[str] = []
+    needed = used_scalars(proc)
+    if needed:
+        parameters.append("const int64_t *__restrict__ scalars")
+    for symbol in needed:
+        lines.append(f"const int64_t {names.give(symbol, symbol.hint)} = scalars[{scalars.index(symbol)}];")
+    if launch.thread is not None:
+        lines.append(f"const int64_t {names.give(launch.thread, launch.thread.hint)} = threadIdx.x;")
+    printer = CudaBody(names, launch, counts=proc.scalars)
+    body = printer.body(proc.body, 1)
+    opening = "".join(f"{_INDENT}{line}\n" for line in lines)
+    heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
+    start = f'extern "C" __global__ void __launch_bounds__({launch.threads}) {name}'
+    text = f"{heading}{signature_text(start, parameters)} {{\n{opening}{body}}}\n"
+    return _Printed(proc, name, text, tuple(given), frozenset(written), bool(needed), printer.used)
+
+
+class CudaExpressions(ExpressionPrinter):
+    """Expressions with what only CUDA has: values of other threads of the warp."""
+
+    def _apply(self, expr: Apply) -> Text:
+        if expr.op == "shuffle_down":
+            value, lanes = expr.args
+            name = f"st_shuffle_down_{expr.type.name}"
+            self.used.add(name)
+            return Text(f"{name}({self.text(value)}, {self.text(lanes)})", Level.POSTFIX)
+        return super()._apply(expr)
+
+
+class CudaBody(BodyPrinter):
+    """Statements of one kernel: loops dealt out to the launch, shared arrays, barriers."""
+
+    def __init__(self, names: Names, launch: Launch, counts: tuple[Symbol, ...]) -> None:
+        dialect: Dialect = CudaDialect()
+        callees: Mapping[Proc, str] = {}
+        super().__init__(dialect, names, parallel=False, callees=callees, counts=counts)
+        self._printer = CudaExpressions(dialect, names, nonnegative=self.nonnegative)
+        self._launch = launch
+        if launch.thread is not None:
+            self._counted.add(launch.thread)
+            self._printer.bounds[launch.thread] = launch.threads
+
+    def _statement(self, stmt: Stmt, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        match stmt:
+            case Barrier():
+                yield f"{pad}__syncthreads();"
+            case Alloc(buffer) if buffer.space == "shared":
+                label = self.names.give(buffer, buffer.name)
+                yield f"{pad}ST_SHARED({self._type(buffer.type)}, {label}, {max(1, buffer.size)});"
+            case Tile():
+                yield from self._tile(stmt, pad)
+            case _:
+                yield from super()._statement(stmt, depth)
+
+    def _tile(self, stmt: Tile, pad: str) -> Iterator[str]:
+        """A named micro-kernel is one call of a prelude function of its name."""
+        self.used.add(stmt.name)
+        arguments = [self._argument(item) for item in stmt.arguments]
+        yield f"{pad}{stmt.name}({', '.join(arguments)});"
+
+    def _argument(self, item: Expr | Buffer) -> str:
+        return self.names.of(item) if isinstance(item, Buffer) else self._printer.text(item)
+
+    def _once(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
+        """A loop of one iteration is its body, in a scope of its own where it introduces names."""
+        if any(isinstance(stmt, Let | Declare | Alloc) for stmt in body):
+            yield from self._scope_braced(body, depth)
+        else:
+            yield from self._statements(body, depth)
+
+    def _loop(self, stmt: For, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        symbol = stmt.iterator.symbol
+        extent = constant(stmt.iterator.extent)
+        if stmt.kind not in ("grid", "lane"):
+            if extent == 1 and stmt.kind != "parallel":
+                yield from self._once(substitute(stmt.body, {symbol: index(0)}), depth)
+                return
+            for line in super()._loop(stmt, depth):
+                yield line.replace("#pragma GCC unroll", f"{pad}#pragma unroll") if line.startswith("#pragma") else line
+            return
+        dealt = self._launch.dealt.get(symbol)
+        if dealt is None:
+            raise InternalError(f"the launch does not say what walks the loop over {symbol.hint}")
+        limit = self._printer.index(stmt.iterator.extent).code
+        self.names.push()
+        name = self.names.give(symbol, loop_name(symbol.hint))
+        self._counted.add(symbol)
+        self._printer.bounds[symbol] = stmt.iterator.bound
+        threads = self._launch.threads
+        start, step = {
+            "blocks": ("blockIdx.x", "gridDim.x"),
+            "threads of a block": ("threadIdx.x", str(threads)),
+            "threads of the grid": (
+                f"(int64_t)blockIdx.x * {threads} + threadIdx.x",
+                f"(int64_t)gridDim.x * {threads}",
+            ),
+        }[dealt]
+        yield f"{pad}for (int64_t {name} = {start}; {name} < {limit}; {name} += {step}) {{"
+        yield from self._statements(stmt.body, depth + 1)
+        yield f"{pad}}}"
+        self.names.pop()

@@ -1,0 +1,26 @@
+//! st_mma_m16n8k16_f16
+/* d += a b for one 16 x 16 tile a and one 16 x 8 tile b of f16, products and sums in f32. Fragments as in PTX's
+   mma.m16n8k16: thread 4g + t of the warp holds of a the rows g and g + 8, of b the column g, of d columns 2t and 2t + 1. */
+ST_FN void st_mma_m16n8k16_f16(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_f16(d, a, b);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+//! st_mma_m16n8k16_bf16
+/* d += a b for one 16 x 16 tile a and one 16 x 8 tile b of bf16, products and sums in f32. Fragments as in PTX's
+   mma.m16n8k16: thread 4g + t of the warp holds of a the rows g and g + 8, of b the column g, of d columns 2t and 2t + 1. */
+ST_FN void st_mma_m16n8k16_bf16(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_bf16(d, a, b);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}

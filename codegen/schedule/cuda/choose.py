@@ -1,0 +1,89 @@
+"""Which CUDA template a block gets, and why: shapes and strides only, so that the source depends on nothing else.
+
+In: one block. Out: its launches in order. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stagedtensor.codegen.affine import flat_index
+from stagedtensor.codegen.loop_ir import Block, Iterator_
+from stagedtensor.codegen.schedule.analysis import contraction, cost_of, stride, without_single_lets
+from stagedtensor.codegen.schedule.cuda.elementwise import elementwise, serial
+from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
+from stagedtensor.codegen.schedule.cuda.operands import collapsed, product
+from stagedtensor.codegen.schedule.cuda.rows import rows
+from stagedtensor.codegen.schedule.cuda.scatter import scatter
+from stagedtensor.codegen.schedule.cuda.tile import tile
+from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
+from stagedtensor.codegen.schedule.split import combinable, split
+
+_SPLIT = Machine(vector_bytes=16, registers=64, split_points=16_384, block_points=4_096, most_blocks=256, few_results=128)
+"""When a reduction with few results is cut in two passes: blocks enough for a device, each with work for its threads."""
+_FEW_RESULTS = 4096
+_SHORT = 32
+_LEAST_TILE = 8
+
+
+def plan_block(block: Block) -> tuple[CudaNest, ...]:
+    """Return the launches that compute ``block``."""
+    block = without_single_lets(block)
+    cost = cost_of(block)
+    if block.scatter:
+        body, launch, path = scatter(block)
+        return (CudaNest("", body, launch, path, cost),)
+    if not block.accumulators:
+        body, launch, path = elementwise(block)
+        return (CudaNest("", body, launch, path, cost),)
+    found = contraction(block)
+    if found is not None:
+        given = product(collapsed(found))
+        if given is not None and min(given.sizes) >= _LEAST_TILE:
+            body, launch, path = tile(given)
+            return (CudaNest("", body, launch, path, cost),)
+    return _reduction(block)
+
+
+def _reduction(block: Block) -> tuple[CudaNest, ...]:
+    cut = split(block, _SPLIT, 32)
+    if cut is None:
+        return (_whole(block),)
+    nests = [_suffixed(cut.partial, "_parts")]
+    nests[0] = replace(nests[0], scratch=cut.scratch, path=f"{nests[0].path}, {cut.parts} parts")
+    if cut.rest is not None:
+        nests.append(_suffixed(cut.rest, "_rest"))
+    nests.append(_suffixed(cut.merge, "_merge"))
+    return tuple(nests)
+
+
+def _suffixed(block: Block, suffix: str) -> CudaNest:
+    return replace(_whole(block), suffix=suffix)
+
+
+def _whole(block: Block) -> CudaNest:
+    cost = cost_of(block)
+    flat = collapse(block)
+    long = points_of(flat.reduce) >= _SHORT
+    if combinable(block) and flat.reduce and long and all(item.bound for item in flat.iterators):
+        few = points_of(flat.data) < _FEW_RESULTS
+        along_memory = _follows(flat, flat.reduce[-1]) and not (flat.data and _stored_along(flat))
+        if few or along_memory:
+            body, launch, path = rows(block)
+            return CudaNest("", body, launch, path, cost)
+    body, launch, path = serial(block)
+    return CudaNest("", body, launch, path, cost)
+
+
+def _follows(block: Block, iterator: Iterator_) -> bool:
+    """Tell whether some operand's neighbouring cells follow ``iterator``."""
+    return any(stride(load, iterator.symbol) == 1 for load in loads_in(*expressions(block)))
+
+
+def _stored_along(block: Block) -> bool:
+    """Tell whether both results and operands follow the last data iterator, as in a sum down columns."""
+    last = block.data[-1].symbol
+    stored = all(flat_index(item.buffer, item.indices).coefficient(last) == 1 for item in block.stores)
+    loads = [stride(load, last) for load in loads_in(*expressions(block))]
+    return stored and all(step in (0, 1) for step in loads) and 1 in loads

@@ -1,0 +1,46 @@
+"""Modules built by hand, scheduled for CUDA, printed, compiled for the host and run there; the text may be edited before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
+from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
+from tests.run.blocks import Array, cache
+
+Edit = Callable[[str], str]
+
+
+def emitted(whole: ir.Module) -> CudaSource:
+    """Schedule and print a module."""
+    return emit_cuda(schedule_cuda(whole))
+
+
+def run_emulated(
+    whole: ir.Module,
+    arrays: Mapping[ir.Buffer, Array],
+    scalars: Mapping[ir.Symbol, int] | None = None,
+    *,
+    edit: Edit | None = None,
+) -> dict[ir.Buffer, Array]:
+    """Run the module on copies of ``arrays`` and return the copies; ``edit`` changes the text that is compiled."""
+    source = emitted(whole)
+    if edit is not None:
+        text = edit(source.text)
+        assert text != source.text, "the edit changed nothing"
+        source = replace(source, text=text)
+    held = {buffer: WatchedBuffer(buffer.size, buffer.type, written=True) for buffer in source.buffers}
+    for buffer, watched in held.items():
+        watched.cells[...] = arrays[buffer].reshape(-1)
+    values = np.array([(scalars or {})[symbol] for symbol in source.scalars] or [0], np.int64)
+    EmulatedRoutine(load_emulated(source, cache()), source, held, values).run()
+    results: dict[ir.Buffer, Any] = {
+        buffer: watched.cells.reshape(arrays[buffer].shape).copy() for buffer, watched in held.items()
+    }
+    return results
