@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -100,8 +100,8 @@ class Context:
         numerics: Numerics | None = None,
         target: str | None = None,
     ) -> None:
-        if numerics is not None and not isinstance(numerics, Numerics):
-            raise TypeError(f"numerics is st.Numerics(...), not {numerics!r}")
+        if numerics is not None:
+            _require_numerics(numerics)
         self._device: Device = open_device(device, cache_dir=cache_dir, threads=threads, target=target)
         self.numerics = numerics or Numerics()
         self._store = Store(self._device)
@@ -147,7 +147,7 @@ class Context:
         *,
         name: str | None = None,
         numerics: Numerics | None = None,
-        keep: Iterable[HasNode] = (),
+        keep: HasNode | Iterable[HasNode] = (),
         tune: bool = False,
         debug: bool = False,
         fusion: bool = True,
@@ -158,10 +158,13 @@ class Context:
         The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
         every node a buffer: slow, the same bits. A failed compile settles nothing.
         """
-        self._enter()
-        try:
+        if numerics is not None:
+            _require_numerics(numerics)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"compile: name is a non-empty string, not {name!r} ({user_source().quoted()})")
+        with self._enter():
             computation, wanted = as_computation(comp)
-            kept = frozenset((*wanted, *(node_of(t) for t in keep)))
+            kept = frozenset((*wanted, *(node_of(t) for t in ([keep] if isinstance(keep, HasNode) else keep))))
             chosen = numerics if numerics is not None else self.numerics
             key = (computation.key(), kept, chosen.key(), debug, fusion, name)
             known = self._routines.get(key)
@@ -173,8 +176,6 @@ class Context:
             routine.compile_seconds = time.perf_counter() - started
             self._routines[key] = routine
             return routine
-        finally:
-            self._busy.release()
 
     def _build(
         self, comp: Comp, name: str, numerics: Numerics, kept: frozenset[Node], *, debug: bool, fusion: bool
@@ -190,8 +191,11 @@ class Context:
         else:
             self._stats.compiles += 1
         external = [buffer.node for buffer in executable.external]
-        buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in external]
-        solved.settle(name)
+        scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
+        with self._store.all_or_nothing():
+            buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in external]
+            launch = executable.bind(buffers, scalars)
+            solved.settle(name)
         routine = Routine(
             name,
             self,
@@ -206,8 +210,7 @@ class Context:
             linking.precisions(solved),
             dict(comp.attributes),
         )
-        routine.scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
-        routine.launch = executable.bind(buffers, routine.scalars)
+        routine.scalars, routine.launch = scalars, launch
         routine.simple = not (executable.scalars or facts.consumes or facts.produces)
         return routine
 
@@ -218,9 +221,9 @@ class Context:
         Raises ContextError for a routine of another context, uninitialised inputs (all named), an index out of range, or
         an optimizer update whose gradients were already consumed.
         """
-        if not self._busy.acquire(blocking=False):
-            raise ContextError("this context is in use by another thread; give each thread a context of its own")
-        try:
+        if self._busy.locked():
+            self._refuse_entry()
+        with self._busy:
             if self._closed or getattr(routine, "context", None) is not self:
                 self._refuse(routine)
             if not routine.checked:
@@ -230,8 +233,6 @@ class Context:
             routine.launch()
             self._stats.runs += 1
             self._stats.kernel_launches += len(routine.executable.kernels)
-        finally:
-            self._busy.release()
 
     def _refuse(self, routine: Routine) -> None:
         if self._closed:
@@ -280,16 +281,13 @@ class Context:
             self._store.uploaded_bytes += 4
             self._store.initialized.add(node)
             return
-        self._enter()
-        try:
+        with self._enter():
             self._check_writable(node)
             if held is not None:
                 self._store.write(node, values)
             else:
                 self._set_pending(node, values)
             self._consumed.discard(node)
-        finally:
-            self._busy.release()
 
     def _check_writable(self, node: Node) -> None:
         if node.role in (Role.CONSTANT, Role.LITERAL, Role.RANGE):
@@ -323,32 +321,37 @@ class Context:
     def get_values(self, t: HasNode) -> Array:
         """Wait and return a fresh array in the node's own dtype (ml_dtypes for bf16 and fp8)."""
         node = node_of(t)
-        self._enter()
-        try:
-            self._ensure_readable(node)
-            return self._store.read(node)
-        finally:
-            self._busy.release()
+        with self._enter():
+            self._require_values(node)
+            if node in self._store.stored:
+                return self._store.read(node)
+            # no routine has fixed its shape and precision yet: what it would be now, and nothing is stored
+            shapes, precisions = shapes_and_precisions([node])
+            return self._store.preview(node, shapes.shape(node), precisions.prec(node))
 
     def view(self, t: HasNode, *, writable: bool = False) -> Any:
         """Return a zero-copy array over the node's buffer; invalid after ``close``."""
         node = node_of(t)
-        self._enter()
-        try:
-            self._ensure_readable(node)
-            held = self._store.stored[node]
+        with self._enter():
+            self._require_values(node)
+            held = self._store.stored.get(node)
+            if held is None:
+                if node.settled is None or node.settled_shape is None:
+                    raise ContextError(
+                        f"view: {describe(node)} has no buffer until a routine that uses it is compiled, for its shape and "
+                        f"precision may still change\n  {user_source().quoted()}\n  compile first, or use ctx.get_values"
+                    )
+                shapes, precisions = shapes_and_precisions([node])
+                held = self._store.ensure(node, shapes.shape(node), precisions.prec(node))
             array = self._device.view(held.buffer).reshape(held.shape.dims)
             array.flags.writeable = writable
             return array
-        finally:
-            self._busy.release()
 
-    def _ensure_readable(self, node: Node) -> None:
-        """Give the node a buffer from pending or constant data, or say why it has none."""
+    def _require_values(self, node: Node) -> None:
+        """Say why a node has nothing to read, where it has not; bring a stored twin up to date."""
         master = linking.master_of(node)
         if master is not None and node in self._store.stored and self._store.is_initialized(master):
             # a stored twin always reads as the cast of its master's present value
-            self._ensure_readable(master)
             self._store.write(node, self._store.read(master))
             return
         if node in self._store.stored:
@@ -356,8 +359,6 @@ class Context:
                 raise ContextError(f"{describe(node)} has no values yet: {_how_to_fill(node)}")
             return
         if node in self._store.pending or node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION:
-            shapes, precisions = shapes_and_precisions([node])
-            self._store.ensure(node, shapes.shape(node), precisions.prec(node))
             return
         raise ContextError(f"{describe(node)} cannot be read: {_how_to_fill(node)}")
 
@@ -372,8 +373,7 @@ class Context:
         """
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"init_params: seed is an integer, not {seed!r}")
-        self._enter()
-        try:
+        with self._enter():
             params = linking.parameters([loss] if isinstance(loss, HasNode) else list(loss))
             linking.check_names(params)
             todo = [node for node in params if not (only_missing and self._store.is_initialized(node))]
@@ -386,8 +386,6 @@ class Context:
                     self._store.write(node, cells)
                 else:
                     self._store.pending[node] = cells
-        finally:
-            self._busy.release()
 
     def _draw(self, node: Node, shape: Shape, prec: Prec, seed: int) -> Array:
         if node.data is not None:
@@ -411,15 +409,14 @@ class Context:
     # -- life -----------------------------------------------------------------------------------------------------
     def sync(self) -> None:
         """Wait for everything enqueued."""
-        self._enter()
-        try:
+        with self._enter():
             self._device.sync()
-        finally:
-            self._busy.release()
 
     def close(self) -> None:
-        """Free every buffer and end the threads; closing twice is allowed."""
-        if not self._closed:
+        """Free every buffer and end the threads; closing twice is allowed, closing under a running call is not."""
+        if self._closed:
+            return
+        with self._enter():
             self._closed = True
             self._store.clear()
             self._device.close()
@@ -430,15 +427,31 @@ class Context:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _enter(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise ContextError("this context is in use by another thread; give each thread a context of its own")
+    def _enter(self) -> threading.Lock:
+        """Return the lock to enter with, or refuse.
+
+        Asking first and then ``with lock`` (not a try-acquire): an interrupt cannot fall between taking the lock and the
+        block that gives it back. Two threads that ask at the same moment go in one after the other.
+        """
+        if self._busy.locked():
+            self._refuse_entry()
         if self._closed:
-            self._busy.release()
             raise ContextError("this context is closed")
+        return self._busy
+
+    def _refuse_entry(self) -> NoReturn:
+        raise ContextError(
+            "this context is in use by another call, of another thread or around this one; give each thread a context of "
+            f"its own\n  {user_source().quoted()}"
+        )
 
     def __repr__(self) -> str:
         return f"<context on {self.device_name}: {len(self._store.stored)} buffers, {len(self._routines)} routines>"
+
+
+def _require_numerics(numerics: object) -> None:
+    if not isinstance(numerics, Numerics):
+        raise TypeError(f"numerics is st.Numerics(...), not {numerics!r} ({user_source().quoted()})")
 
 
 def _how_to_fill(node: Node) -> str:

@@ -39,6 +39,8 @@ class CpuDevice:
     def __init__(
         self, *, cache_dir: str | Path | None = None, threads: int | None = None, target: str | None = None
     ) -> None:
+        if cache_dir is not None and (not isinstance(cache_dir, str | Path) or not str(cache_dir)):
+            raise TypeError(f"cache_dir is the path of a folder, not {cache_dir!r}")
         self._cache = KernelCache(None if cache_dir is None else Path(cache_dir))
         self._asked = None if target is None else _runnable(target_by_name(target))
         self._threads = threads
@@ -124,7 +126,13 @@ class CpuDevice:
         entry = ctypes.cast(getattr(library, emitted.entry), ctypes.c_void_p).value
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
-            arena = aligned(emitted.arena_bytes)
+            try:
+                arena = aligned(emitted.arena_bytes)
+            except (MemoryError, ValueError) as error:
+                raise ContextError(
+                    f"the temporaries of this routine need {emitted.arena_bytes / 2**30:.1f} GiB, more than can be "
+                    f"allocated: {error}\n  compute in smaller batches, or save fewer intermediate values"
+                ) from None
             addresses = [buffer.ctypes.data for buffer in buffers] + [arena.ctypes.data]
             frame = (ctypes.c_void_p * len(addresses))(*addresses)
             assert entry is not None

@@ -300,7 +300,7 @@ def _verified(entry: Path) -> Path | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size != length:
             return None
         return path if hashlib.sha256(path.read_bytes()).hexdigest() == expected else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

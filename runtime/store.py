@@ -6,6 +6,8 @@ is known. Refusals raise ContextError before anything is written.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,11 +71,8 @@ class Store:
         if held is not None:
             return held
         # narrow first: a conversion that fails must leave the store as it was
-        initial = self.pending.get(node)
-        if initial is None and node.role in BACKED_BY_DATA:
-            initial = node.data if node.role is not Role.RANGE else np.arange(shape.size)
-        cells = None if initial is None else self.converted(node, initial, prec, shape)
-        buffer = self.device.allocate(prec, shape.size)
+        cells = self._initial(node, shape, prec)
+        buffer = self._allocate(node, shape, prec)
         flat = self.device.view(buffer) if shape.size == 1 else None
         held = Stored(buffer, shape, prec, flat.reshape(()) if isinstance(flat, np.ndarray) else None)
         self.stored[node] = held
@@ -84,6 +83,37 @@ class Store:
             self.initialized.add(node)
         self.pending.pop(node, None)
         return held
+
+    def _initial(self, node: Node, shape: Shape, prec: Prec) -> Array | None:
+        initial = self.pending.get(node)
+        if initial is None and node.role in BACKED_BY_DATA:
+            initial = node.data if node.role is not Role.RANGE else np.arange(shape.size)
+        return None if initial is None else self.converted(node, initial, prec, shape)
+
+    def preview(self, node: Node, shape: Shape, prec: Prec) -> Array:
+        """Return what a node without a buffer would hold at this shape and precision; allocates nothing here."""
+        cells = self._initial(node, shape, prec)
+        return np.zeros(shape.dims, prec.numpy_dtype) if cells is None else cells.copy()
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Undo every allocation of the block where it raises, so that no buffer outlives a compile that failed."""
+        before = (dict(self.stored), dict(self.pending), set(self.initialized))
+        try:
+            yield
+        except BaseException:
+            self.stored, self.pending, self.initialized = before
+            raise
+
+    def _allocate(self, node: Node, shape: Shape, prec: Prec) -> Any:
+        try:
+            return self.device.allocate(prec, shape.size)
+        except (MemoryError, ValueError) as error:  # NumPy's words for sizes that no memory, or no index, can reach
+            nbytes = shape.size * prec.bytes
+            raise ContextError(
+                f"{describe(node)} of shape {shape} in {prec} needs {nbytes} bytes ({nbytes / 2**30:.1f} GiB), more than "
+                f"can be allocated: {error}\n  check its sizes, or compute in smaller batches"
+            ) from None
 
     def _upload(self, held: Stored, cells: Array) -> None:
         self.device.upload(held.buffer, cells.reshape(-1))

@@ -78,6 +78,8 @@ _X86_BEST_FIRST = ("avx512+amx", "avx512", "x86-64-v3")
 
 def target(name: str) -> Target:
     """Return the target called ``name``; ContextError with the nearest names otherwise."""
+    if not isinstance(name, str):
+        raise TypeError(f"target is the name of a CPU target, one of {', '.join(TARGETS)}, not {name!r}")
     found = TARGETS.get(name)
     if found is not None:
         return found

@@ -120,7 +120,12 @@ def ingest(data: object) -> Ingested:
     integers that no 64-bit format holds.
     """
     if isinstance(data, np.ndarray):
-        array, literal = data, False
+        if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+            raise PrecisionError(
+                "this masked array has masked cells, which stand for no number\n"
+                f"  {user_source().quoted()}\n  fill them first, e.g. values.filled(0.0)"
+            )
+        array, literal = np.asarray(data), False
     elif isinstance(data, (bool, int, float, np.generic, list, tuple)):
         array, literal = _literal_array(data), True
     else:
@@ -153,11 +158,18 @@ def _literal_array(data: object) -> Array:
 
 def _check_literal_integers(leaves: Array) -> None:
     for leaf in leaves.reshape(-1):
-        if isinstance(leaf, int) and abs(leaf) > _F64_EXACT and int(float(leaf)) != leaf:
+        if isinstance(leaf, int) and abs(leaf) > _F64_EXACT and not _is_f64(leaf):
             raise PrecisionError(
                 f"no format holds the integer {leaf} together with the other numbers of its literal\n"
                 f"  {user_source().quoted()}\n  write it as a float, or give an array of the wanted dtype"
             )
+
+
+def _is_f64(number: int) -> bool:
+    try:
+        return int(float(number)) == number
+    except OverflowError:  # beyond the greatest f64
+        return False
 
 
 def _object_numbers(array: Array) -> Array:
