@@ -157,7 +157,9 @@ def block(function: Callable[..., T] | None = None, /, *, name: str | None = Non
     ...     w, b = st.param("w"), st.param("b", output=[hid], init=0.0)
     ...     return lambda x: st.relu(w @ x + b)
     >>> layer = dense(64)                # makes dense.w and dense.b
-    >>> y = layer(x)                     # makes none; applying it twice shares them
+    >>> y = layer(st.placeholder("x", output=[3]))     # makes none; applying it twice shares them
+    >>> [p.name for p in y.params]
+    ['dense.w', 'dense.b']
 
     Raises LanguageError where the returned function makes a parameter, or calls a block.
     """

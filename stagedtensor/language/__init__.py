@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 def load(path: str | os.PathLike[str]) -> Module:
     """Read a file of model definitions.
 
-    >>> import stagedtensor as st
-    >>> nets = st.language.load("examples/mlp.st")
-    >>> model = nets.mlp(hid=64, out=10)()     # () is the stage at which parameters are made
-    >>> logits = model(x)
+    ``nets = st.language.load("mlp.st")`` has its definitions as attributes: ``model = nets.mlp(hid=64, out=10)()``
+    makes the parameters of a block, ``model(x)`` applies it.
 
     Reading parses and checks names; it builds nothing and runs no Python. Raises LanguageError with file, line, column
     and a caret; OSError where the file cannot be read.
@@ -32,8 +30,10 @@ def parse(text: str, name: str = "<text>") -> Module:
     """Read model definitions from a string; ``name`` stands for the file in messages and generated source.
 
     >>> import stagedtensor as st
-    >>> nets = st.language.parse("let scale ~by x = x *. by")
-    >>> y = nets.scale(x, by=2.0)
+    >>> nets = st.language.parse("let dense ~hid () x = relu ({ w } * x + { b = 0.; o = [hid] })")
+    >>> layer = nets.dense(hid=64)()     # () is the stage at which parameters are made
+    >>> print(layer(st.placeholder("x", batch=[32], output=[784])).shape)
+    32 | -> 64
     """
     from .model_module import module_of
 
@@ -43,13 +43,13 @@ def parse(text: str, name: str = "<text>") -> Module:
 
 
 def format(module_or_text: Module | str) -> str:
-    """Return a module, or a text, in one layout; parsing that gives an equal module.
+    r"""Return a module, or a text, in one layout; parsing that gives an equal module.
 
     Comments of a definition are kept and stand before it.
 
     >>> import stagedtensor as st
-    >>> print(st.language.format("let f x=x*.2."))
-    let f x = x *. 2.0
+    >>> st.language.format("let f x=x*.(2.)")
+    'let f x = x *. 2.0\n'
     """
     from .model_module import formatted
 
