@@ -48,7 +48,7 @@ def lower(program: SolvedProgram, numerics: Numerics, backend: str) -> ir.Module
     return ir.Module(
         program.name,
         distinct_names(kernels),
-        tuple(storage.external.values()),
+        (*storage.external.values(), *storage.views.values()),
         tuple(storage.temporaries),
         tuple(scalars.symbols.values()),
     )
@@ -60,6 +60,7 @@ class _Storage:
     def __init__(self, program: SolvedProgram) -> None:
         self.program = program
         self.external: dict[Node, ir.Buffer] = {}
+        self.views: dict[tuple[Node, Prec], ir.Buffer] = {}
         self.internal: dict[Node, ir.Buffer] = {}
         self.temporaries: list[ir.Buffer] = []
 
@@ -82,6 +83,13 @@ class _Storage:
             self.internal[node] = buffer
             self.temporaries.append(buffer)
         return buffer
+
+    def view(self, node: Node, prec: Prec) -> ir.Buffer:
+        """Return the bytes of an encoded node as cells of ``prec``; all views of a node are bound to one memory."""
+        assert node.encoded is not None
+        cells = node.encoded.memory_bytes // prec.bytes
+        buffer = ir.Buffer(f"{node.label}_{prec}", prec, (cells,), node=node)
+        return self.views.setdefault((node, prec), buffer)
 
     def scratch(self, target: ir.Buffer, prec: Prec) -> ir.Buffer:
         """Return a new temporary of ``target``'s shape in another format."""
@@ -115,7 +123,14 @@ class _StatementLowering:
         self.statement = self.projected.statement
         symbols = {item: ir.Symbol(item.name, i64) for item in self.projected.iterators}
         self.exprs = ExprLowering(
-            self.program, self.projected, symbols, self.scalars, self.storage.of, self.numerics, self.backend
+            self.program,
+            self.projected,
+            symbols,
+            self.scalars,
+            self.storage.of,
+            self.storage.view,
+            self.numerics,
+            self.backend,
         )
         self.iterators = {
             item: ir.Iterator_(

@@ -15,6 +15,7 @@ import numpy as np
 
 from stagedtensor import statements as tree
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.decode import decoded
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.conversion import convert, representable
 from stagedtensor.dims import DynamicDim
@@ -99,6 +100,7 @@ class ExprLowering:
     iterators: Mapping[proj.ProjectedIterator, ir.Symbol]
     scalars: Scalars
     buffer: Callable[[Node], ir.Buffer]
+    view: Callable[[Node, Prec], ir.Buffer]
     numerics: Numerics
     backend: str
 
@@ -202,7 +204,10 @@ class ExprLowering:
             return self._literal(node, self.program.prec(node))
         if node.role is Role.RANGE:
             return cast(self.index(indices[-1]), self.program.prec(node))
-        return ir.Load(self.buffer(node), tuple(self.index(item) for item in indices))
+        cell = tuple(self.index(item) for item in indices)
+        if node.encoded is not None:
+            return decoded(node.encoded, lambda prec: self.view(node, prec), cell)
+        return ir.Load(self.buffer(node), cell)
 
     def _literal(self, node: Node, prec: Prec) -> ir.Expr:
         assert node.data is not None

@@ -50,7 +50,11 @@ class ReferenceDevice:
         symbols = module.scalars
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
-            arrays = dict(zip(module.external, buffers, strict=True))
+            # encoded weights are one array of bytes, seen in several formats
+            arrays = {
+                buffer: array if array.dtype == buffer.type.numpy_dtype else array.view(buffer.type.numpy_dtype)
+                for buffer, array in zip(module.external, buffers, strict=True)
+            }
 
             def launch() -> None:
                 run_module(module, arrays, {symbol: int(value) for symbol, value in zip(symbols, scalars, strict=False)})

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from stagedtensor.conversion import all_in_range, convert, ingest
-from stagedtensor.dims import Shape
+from stagedtensor.dims import Axis, Shape
+from stagedtensor.encoded import Encoded
 from stagedtensor.errors import ContextError, PrecisionError
 from stagedtensor.node import Node, Role
-from stagedtensor.precision import Prec, bool_, precision
+from stagedtensor.precision import Prec, bool_, precision, u8
 from stagedtensor.runtime.device import Array, Device
 from stagedtensor.source import user_source
 
@@ -70,6 +71,8 @@ class Store:
         held = self.stored.get(node)
         if held is not None:
             return held
+        if node.encoded is not None:
+            return self._encoded(node, node.encoded)
         # narrow first: a conversion that fails must leave the store as it was
         cells = self._initial(node, shape, prec)
         buffer = self._allocate(node, shape, prec)
@@ -114,6 +117,15 @@ class Store:
                 f"{describe(node)} of shape {shape} in {prec} needs {nbytes} bytes ({nbytes / 2**30:.1f} GiB), more than "
                 f"can be allocated: {error}\n  check its sizes, or compute in smaller batches"
             ) from None
+
+    def _encoded(self, node: Node, value: Encoded) -> Stored:
+        """Packed bytes as they are; kernels decode what they read."""
+        cells = value.memory
+        held = Stored(self.device.allocate(u8, cells.size), Shape(output=(Axis(cells.size),)), u8)
+        self.stored[node] = held
+        self._upload(held, cells)
+        self.initialized.add(node)
+        return held
 
     def _upload(self, held: Stored, cells: Array) -> None:
         self.device.upload(held.buffer, cells.reshape(-1))
@@ -197,6 +209,8 @@ class Store:
     def read(self, node: Node) -> Array:
         """Return a fresh host array of the node's values (the current extent of dynamic axes)."""
         held = self.stored[node]
+        if node.encoded is not None:
+            return node.encoded.numpy()
         cells = self.device.download(held.buffer).reshape(held.shape.dims)
         self.downloads += 1
         self.downloaded_bytes += cells.nbytes

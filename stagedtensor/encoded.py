@@ -155,6 +155,19 @@ class Encoded:
             return np.float32(np.frombuffer(self.data[-4:].tobytes(), "<f4")[0])
         return np.float32(1 if self.scale is None else self.scale)
 
+    @property
+    def memory(self) -> Bytes:
+        """The bytes as devices hold them: whole-tensor codes filled up to words, then their scale."""
+        if not self.encoding.whole:
+            return self.data
+        fill = np.zeros(-self.codes.size % 4, np.uint8)
+        return np.concatenate((self.codes, fill, np.array([self.tensor_scale], "<f4").view(np.uint8)))
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of ``memory``."""
+        return (self.codes.size + 3) // 4 * 4 + 4 if self.encoding.whole else self.data.size
+
     # -- conversions ----------------------------------------------------------------------------------------------
     def numpy(self) -> Array:
         """Return the matrix: f32 for packed encodings (these bits exactly), the own precision for dense ones."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 import numpy as np
 
 from .dims import DeclaredShape, Shape
+from .encoded import Encoded
 from .precision import Prec
 from .session import Session, current_session
 from .source import Source, user_source
@@ -85,7 +86,7 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "flush_subnormal", "gradient",
+        "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "encoded", "flush_subnormal", "gradient",
         "init", "label", "literal", "number", "observable", "owner", "placement", "record", "role", "saturate",
         "session", "settled", "settled_shape", "source", "specified", "state_kind", "states", "tags", "tensor", "top_down",
         "trainable", "value", "writers",
@@ -116,6 +117,8 @@ class Node:
         self.writers: list[Any] = []
         """Shape scopes of assignments (statement strings) that write this node: constraints, not definitions."""
         self.data: np.ndarray[Any, Any] | None = None
+        self.encoded: Encoded | None = None
+        """For a constant weight in a packed encoding: its bytes, in place of ``data``."""
         self.literal: Any = None
         self.init: Any = None
         self.trainable = role is Role.PARAM

@@ -16,6 +16,7 @@ import numpy as np
 
 from .conversion import ingest
 from .dims import DeclaredAxis, DeclaredRow, DeclaredShape, Index, Shape
+from .encoded import Encoded
 from .errors import PrecisionError, ShapeError, StagedTensorError
 from .node import Node, Placement, Role, Specified, ancestors
 from .op_table import OPS
@@ -256,6 +257,8 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
     if hasattr(value, "__tensor__"):  # captured sizes
         lifted: Tensor = value.__tensor__()
         return lifted
+    if isinstance(value, Encoded):
+        return encoded_constant(value, label)
     data, prec = ingest(value)
     axes = tuple(DeclaredAxis(size) for size in data.shape)
     role = Role.LITERAL if prec is None else Role.CONSTANT
@@ -270,6 +273,26 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
         node.literal = value
     else:
         node.specified = Specified(prec, node.source, "data")
+    return Tensor(node)
+
+
+def encoded_constant(value: Encoded, label: str | None = None) -> Tensor:
+    """Return an encoded weight as a constant: its last axis is the input row, the others are the output row.
+
+    A vector is one output axis. Packed bytes stay packed: whatever reads the tensor decodes what it reads.
+    """
+    axes = tuple(DeclaredAxis(size) for size in value.shape)
+    output, input_ = (axes[:-1], axes[-1:]) if len(axes) > 1 else (axes, ())
+    node = new_node(
+        Role.CONSTANT,
+        label or "encoded",
+        declared=DeclaredShape(DeclaredRow(), DeclaredRow(input_), DeclaredRow(output)),
+    )
+    if value.encoding.dense:
+        node.data = value.numpy()
+    else:
+        node.encoded = value
+    node.specified = Specified(value.prec, node.source, "data")
     return Tensor(node)
 
 

@@ -11,14 +11,15 @@ import numpy as np
 from .blocks import check_stage, qualified
 from .conversion import convert, ingest
 from .dims import Axis, CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim, Index, Shape
-from .errors import PrecisionError, ShapeError
+from .encoded import Encoded
+from .errors import EncodingError, PrecisionError, ShapeError
 from .initializers import DEFAULT, Initializer, as_initializer, stream_key
 from .node import Node, Placement, Role, Specified
 from .precision import Prec, f32, i32, precision
 from .source import user_source
 from .specs import ALL_ROWS, Spec
 from .statements import Apply, LinearIndex, Literal_
-from .tensor import Tensor, _parameter_hook, add_gradient, apply_op, new_node
+from .tensor import Tensor, _parameter_hook, add_gradient, apply_op, encoded_constant, new_node
 
 Rows = Sequence[Any] | int | None
 """Axes as the user writes them: sizes, ``None`` (inferred), ``("label", size)``, ``st.dynamic`` extents, captures."""
@@ -189,13 +190,20 @@ def constant(
     prec: Any = None,
     label: str | None = None,
 ) -> Tensor:
-    """Make a constant of a number, a nested list or an array.
+    """Make a constant of a number, a nested list, an array or an encoded weight.
 
     All axes go into the output row unless rows are given as axis counts (memory order batch, output, input). Arrays
     bring their format; numbers and lists take it from use; ``prec`` converts at ingestion.
     """
     if isinstance(value, Tensor):
         raise TypeError(f"tensor {value.label!r} is not a constant; use st.cast to change its precision")
+    if isinstance(value, Encoded):
+        if (batch, input, output, prec) != (None,) * 4:
+            raise EncodingError(
+                f"constant: an encoded weight has its last axis as input row, the others as output row, and its own "
+                f"precision; rows and prec cannot be given ({user_source().quoted()})"
+            )
+        return encoded_constant(value, label)
     data, own = ingest(value)
     counts = {"batch": batch, "input": input, "output": output}
     for row, count in counts.items():
