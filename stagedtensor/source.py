@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _ROOTS = tuple(
-    os.path.realpath(path) + os.sep for path in (_PACKAGE, os.path.join(_PACKAGE, "codegen"), os.path.join(_PACKAGE, "runtime"))
+    os.path.realpath(path) + os.sep
+    for path in (_PACKAGE, os.path.join(_PACKAGE, "codegen"), os.path.join(_PACKAGE, "runtime"))
 )
 _inside: dict[str, bool] = {}
 
