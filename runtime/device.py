@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -72,6 +72,10 @@ class Executable:
     from_cache: bool = False
     placements: dict[Any, Any] = field(default_factory=dict)
     module: Module | None = None
+    language: Literal["c", "cuda", "ir"] = "c"
+    """What ``source`` is written in."""
+    locate: Callable[[int], str | None] | None = None
+    """Maps a line of the source (from 1) to the user's line."""
 
 
 class Device(Protocol):

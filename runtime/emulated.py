@@ -171,6 +171,8 @@ class EmulatedDevice:
             from_cache=self._cache.counts.builds == builds,
             placements=dict(module.placements),
             module=module,
+            language="cuda",
+            locate=emitted.locate,
         )
 
     def _binder(

@@ -70,6 +70,7 @@ class ReferenceDevice:
             temporaries=reading.unplanned(module),
             arena_bytes=sum(buffer.nbytes for buffer in module.temporaries),
             module=module,
+            language="ir",
         )
 
     def sync(self) -> None:

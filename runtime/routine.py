@@ -14,6 +14,7 @@ from stagedtensor.errors import ContextError
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.runtime.device import Executable, Kernel
+from stagedtensor.runtime.nvrtc import CudaBinary, KernelResources, Kind, compile_cuda
 
 if TYPE_CHECKING:
     from stagedtensor.runtime.context import Context
@@ -116,11 +117,34 @@ class Routine:
             )
         return value
 
+    def ptx(self, arch: str = "sm_90") -> str:
+        """Return the PTX of a CUDA routine for the virtual architecture of ``arch``; needs CuPy, no GPU."""
+        return self._compiled(arch, "ptx").data.decode()
+
+    def cubin(self, arch: str = "sm_90") -> bytes:
+        """Return the binary of a CUDA routine for ``arch``; needs CuPy, no GPU."""
+        return self._compiled(arch, "cubin").data
+
+    def resources(self, arch: str = "sm_90") -> tuple[KernelResources, ...]:
+        """Return registers, shared memory and spills of each kernel of a CUDA routine on ``arch``; needs CuPy, no GPU."""
+        return self._compiled(arch, "cubin").resources
+
+    def _compiled(self, arch: str, kind: Kind) -> CudaBinary:
+        if self.executable.language != "cuda":
+            raise ContextError(
+                f"routine {self.name!r} was compiled for {self.context.device_name}, so it has no CUDA source; compile it "
+                "in st.Context('cuda-emulated'), which needs no GPU, or in st.Context('cuda')"
+            )
+        return compile_cuda(
+            self.source, arch, kind, fast_math=self.numerics.fast_math, locate=self.executable.locate
+        )
+
     def save(self, directory: str | Path) -> None:
         """Write the generated source and the kernel table into ``directory``."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.c").write_text(self.source, encoding="utf-8")
+        ending = {"c": "c", "cuda": "cu", "ir": "ir"}[self.executable.language]
+        (folder / f"{self.name}.{ending}").write_text(self.source, encoding="utf-8")
         (folder / f"{self.name}.txt").write_text(str(self) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
