@@ -7,10 +7,11 @@ of a static partition; what stands beside it in the same proc is thread 0's. Pri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
+from stagedtensor.codegen.emit.helpers import PART_FUNCTION, transpose_name
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.loop_ir import (
     Alloc,
@@ -35,30 +36,14 @@ from stagedtensor.codegen.loop_ir import (
     Var,
 )
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.transpose import TRANSPOSE
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, i64
 
-
-@dataclass(frozen=True)
-class Helper:
-    """A function of generated source that is not part of the prelude."""
-
-    name: str
-    text: str
-
-
-PART_FUNCTION = Helper(
-    "st_part",
-    """\
-/* Where part `part` of `parts` begins in a range of `count`, cut at multiples of `grain` so that no cache line is shared. */
-static inline int64_t st_part(int64_t count, int64_t grain, int part, int parts) {
-    const int64_t begin = (count + grain - 1) / grain * part / parts * grain;
-    return begin < count ? begin : count;
-}
-""",
-)
 _INDENT = "    "
 _WIDTH = 120
+_SHORT = 16
+"""Iterations up to which gcc writes a loop out before its vectoriser sees it, unless told not to."""
 FLAT_GRAIN = 64
 """Elements: a whole number of cache lines in every format."""
 
@@ -173,6 +158,8 @@ class BodyPrinter:
                 yield f"{pad}st_barrier_wait(barrier, tid);"
             case Comment(remark):
                 yield f"{pad}// {' '.join(remark.split())}"
+            case Tile(name=name) if name == TRANSPOSE:
+                yield self._transpose(stmt, pad)
             case Tile():
                 yield f"{pad}// {stmt.name}: {stmt.m} x {stmt.n} x {stmt.k}"
                 yield from self._scope_braced(stmt.loops, depth)
@@ -184,6 +171,18 @@ class BodyPrinter:
                 yield f"{pad}{self.callees[stmt.proc]}({', '.join(arguments)});"
             case Block():
                 raise InternalError(f"block {stmt.name} reached emission without a schedule")
+
+    def _transpose(self, stmt: Tile, pad: str) -> str:
+        target, start, stride, square = stmt.arguments
+        assert isinstance(target, Buffer)
+        assert isinstance(square, Buffer)
+        assert not isinstance(start, Buffer)
+        assert not isinstance(stride, Buffer)
+        name = transpose_name(stmt.m)
+        self.used.add(name)
+        place = self._printer.index(start).code
+        to = f"{self.names.of(target)} + {place}"
+        return f"{pad}{name}({to}, {self._printer.index(stride).code}, {self.names.of(square)});"
 
     def _type(self, prec: Prec) -> str:
         return self.dialect.type_name(prec)
@@ -223,6 +222,8 @@ class BodyPrinter:
             start, stop = "0", extent
             if stmt.kind == "unroll" and constant(stmt.iterator.extent) != 1:
                 yield f"#pragma GCC unroll {max(1, stmt.iterator.bound)}"
+            elif stmt.kind == "vector" and 1 < (constant(stmt.iterator.extent) or 0) <= _SHORT:
+                yield "#pragma GCC unroll 1"
         yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
         yield from self._statements(stmt.body, depth + 1)
         yield f"{pad}}}"

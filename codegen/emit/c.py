@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagedtensor.codegen.emit.barriers import barriers_before, is_parallel
-from stagedtensor.codegen.emit.body import PART_FUNCTION, BodyPrinter
+from stagedtensor.codegen.emit.body import BodyPrinter
 from stagedtensor.codegen.emit.c_like import CDialect
+from stagedtensor.codegen.emit.helpers import HELPERS
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
@@ -98,12 +99,10 @@ def emit_module(
         printed.append((name, text, kernel))
     driver = _entry(module, entry, kernel_names, plan)
     needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for _, text, _ in printed)
-    needs_part = PART_FUNCTION.name in used
     head = ""
     if prelude:
-        head = _head(used - {PART_FUNCTION.name}, target, header, needs_barrier)
-        if needs_part:
-            head += "\n" + PART_FUNCTION.text
+        head = _head(used - HELPERS.keys(), target, header, needs_barrier)
+        head += "".join(f"\n{HELPERS[name].text}" for name in sorted(used & HELPERS.keys()))
         head += "\n" + _KERNEL_MACRO
         head += "\n"
     line = head.count("\n") + 1

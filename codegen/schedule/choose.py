@@ -23,10 +23,12 @@ from stagedtensor.codegen.schedule.columns import TileShape, columns
 from stagedtensor.codegen.schedule.elementwise import elementwise
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, inline_lets, loads_in
-from stagedtensor.codegen.schedule.pack import pack, panel_axes
+from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes
 from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
 from stagedtensor.codegen.schedule.split import combinable, split
+from stagedtensor.codegen.schedule.transpose import fits, transposing
+from stagedtensor.precision import f32
 
 _MOST_SCRATCH = 1 << 28
 _ROWS_THAT_REPAY = 16
@@ -96,9 +98,7 @@ def _roles(found: Contraction) -> _Roles | None:
     candidates = [
         item
         for item in block.data
-        if item is not vector
-        and depends(row_operand, item)
-        and not depends(column_operand, item)
+        if item is not vector and depends(row_operand, item) and not depends(column_operand, item)
     ]
     row = max(candidates, key=lambda item: item.bound, default=None)
     return _Roles(vector, row, column_operand, row_operand)
@@ -147,16 +147,14 @@ def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: boo
                 return None
             shape = tile_shape(machine, prec.bytes, height, width, padded=False)
         else:
-            nest, operand = packed
-            nests.append(_pack_nest(nest[0], nest[1], machine))
-            block = _replace_operand(block, roles.column_operand, operand)
+            nests.append(_pack_nest(packed, machine))
+            block = _replace_operand(block, roles.column_operand, packed.operand)
             shape = replace(shape, padded_columns=True)
     if row is not None and block.guard is None and _pays_to_pack_rows(block, roles, row, shape, width):
         packed = _packed(block, roles.row_operand, row, shape.rows)
         if packed is not None:
-            nest, operand = packed
-            nests.append(_pack_nest(nest[0], nest[1], machine))
-            block = _replace_operand(block, roles.row_operand, operand)
+            nests.append(_pack_nest(packed, machine))
+            block = _replace_operand(block, roles.row_operand, packed.operand)
             shape = replace(shape, padded_rows=True)
     body, path = columns(block, vector, row, shape, parallel=parallel)
     packs = len(nests)
@@ -164,21 +162,24 @@ def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: boo
     return (*nests, _nest(body, note, cost, parallel))
 
 
-def _packed(
-    block: Block, operand: Expr, tiled: Iterator_, size: int
-) -> tuple[tuple[Block, Buffer], Load] | None:
+def _packed(block: Block, operand: Expr, tiled: Iterator_, size: int) -> Packed | None:
     axes = panel_axes(block, operand, tiled)
     if axes is None or not loads_in(operand):
         return None
     result = pack(block, operand, tiled, size, axes)
-    return None if result.buffer.nbytes > _MOST_SCRATCH else ((result.block, result.buffer), result.operand)
+    return None if result.buffer.nbytes > _MOST_SCRATCH else result
 
 
-def _pack_nest(block: Block, buffer: Buffer, machine: Machine) -> Nest:
-    cost = cost_of(block)
+def _pack_nest(packed: Packed, machine: Machine) -> Nest:
+    cost = cost_of(packed.block)
     parallel = cost.nbytes > machine.serial_bytes
-    body, _ = elementwise(block, parallel=parallel, keep_nest=True)
-    return _nest(body, "packs an operand into panels", cost, parallel, f"_{buffer.name}", (buffer,))
+    lanes, turned = machine.lanes(f32), packed.turned
+    if turned is not None and fits(turned.target, turned.rows, turned.columns, lanes):
+        body, how = transposing(turned, lanes, parallel=parallel), f", transposing squares of {lanes}"
+    else:
+        (body, _), how = elementwise(packed.block, parallel=parallel, keep_nest=True), ""
+    suffix = f"_{packed.buffer.name}"
+    return _nest(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
 
 
 def _pays_to_pack_rows(block: Block, roles: _Roles, row: Iterator_, shape: TileShape, width: int) -> bool:

@@ -26,14 +26,16 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.analysis import depends, stride
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
+from stagedtensor.codegen.schedule.transpose import Transposing
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The panels, the block that writes them, and the operand's new form."""
+    """The panels, the block that writes them, the same as a transposing copy if it is one, and the operand's new form."""
 
     buffer: Buffer
     block: Block
+    turned: Transposing | None
     operand: Load
 
 
@@ -68,11 +70,6 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     mapping[tiled.symbol] = source
     iterators = [replace(item, symbol=fresh_axes[item.symbol], kind="data") for item in axes]
     iterators[data:data] = [Iterator_(panel, as_index(panels), panels)]
-    last = axes[-1] if axes else None
-    if last is not None and last.kind == "reduce" and _transposes(operand, tiled) and _in_blocks(last):
-        block_of, inside = index_symbol(f"{last.symbol.hint}_block"), fresh_axes[last.symbol]
-        iterators[-1:] = [_fixed(block_of, last.bound // _LINE), _fixed(inside, _LINE)]
-        mapping[last.symbol] = add(multiply(Var(block_of), _LINE), Var(inside))
     iterators.append(_fixed(within, size))
     cell = (*(mapping[item.symbol] for item in axes), position)
     filling = Block(
@@ -82,20 +79,35 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
         origins=block.origins,
         composite=block.composite,
     )
-    return Packed(buffer, filling, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
+    turned = _turned(buffer, operand, tiled, axes, panels * size)
+    return Packed(buffer, filling, turned, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
 
 
-_LINE = 16
-"""Values of a cache line: a transposing copy takes lines of its source whole, one block of them at a time."""
+def _turned(
+    buffer: Buffer, operand: Expr, tiled: Iterator_, axes: tuple[Iterator_, ...], rows: int
+) -> Transposing | None:
+    """The pack as a transposing copy, where the operand lies along its last reduce axis and not along the tiled one."""
+    last = axes[-1] if axes else None
+    loads = loads_in(operand)
+    if last is None or last.kind != "reduce" or constant(last.extent) is None:
+        return None
+    steps = [stride(load, last.symbol) for load in loads]
+    if not any(stride(load, tiled.symbol) not in (0, 1) for load in loads) or any(step not in (0, 1) for step in steps):
+        return None
+    outer = {item.symbol: index_symbol(item.symbol.hint) for item in axes[:-1]}
+    extent = tiled.bound
 
+    def cell(column: Expr, row: Expr) -> tuple[Expr, ...]:
+        return (*(Var(symbol) for symbol in outer.values()), column, row)
 
-def _transposes(operand: Expr, tiled: Iterator_) -> bool:
-    return any(stride(load, tiled.symbol) not in (0, 1) for load in loads_in(operand))
+    def value(column: Expr, row: Expr) -> Expr:
+        mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in outer.items()}
+        mapping[last.symbol] = column
+        mapping[tiled.symbol] = minimum(row, extent - 1) if rows != extent else row
+        return substitute(operand, mapping)
 
-
-def _in_blocks(iterator: Iterator_) -> bool:
-    extent = constant(iterator.extent)
-    return extent is not None and extent >= 16 * _LINE and extent % _LINE == 0
+    kept = tuple(replace(item, symbol=outer[item.symbol], kind="data") for item in axes[:-1])
+    return Transposing(buffer, kept, rows, last.bound, cell, value)
 
 
 def _fixed(symbol: Symbol, extent: int) -> Iterator_:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.emit.c import CSource, emit_module
 from stagedtensor.codegen.interpret import run_module
+from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.schedule import schedule
 from stagedtensor.codegen.verify import verify
 from stagedtensor.numerics import Numerics
@@ -89,11 +90,15 @@ def pool(threads: int) -> ThreadPool:
 def compiled(whole: ir.Module, target: Target | None = None) -> tuple[CSource, ctypes.CDLL]:
     """Schedule, verify, print and compile a module."""
     target = target or detect()
-    scheduled = schedule(whole, target, Numerics())
+    scheduled = hoist(schedule(whole, target, Numerics()))
     verify(scheduled)
     source = emit_module(scheduled, target, header=POOL_HEADER)
     library = load_library(
-        source.text, compiler=find_compiler(), target=target, cache=cache(), extra_flags=("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+        source.text,
+        compiler=find_compiler(),
+        target=target,
+        cache=cache(),
+        extra_flags=("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"),
     )
     return source, library
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.passes.hoist import hoist
+from stagedtensor.codegen.schedule import schedule
+from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, bf16, bool_, f8e4m3, f16, f32, f64, i8, i16, i32, i64, u8, u32
-from stagedtensor.runtime.target import target
+from stagedtensor.runtime.target import Target, detect, target
 from tests.run.blocks import (
     ZERO,
     Array,
@@ -25,11 +28,16 @@ from tests.run.blocks import (
 )
 
 
-def agree(whole: ir.Module, arrays: dict[ir.Buffer, Array], scalars: dict[ir.Symbol, int] | None = None) -> None:
+def agree(
+    whole: ir.Module,
+    arrays: dict[ir.Buffer, Array],
+    scalars: dict[ir.Symbol, int] | None = None,
+    on: Target | None = None,
+) -> None:
     """Compiled and interpreted results are the same bits, on one thread and on three."""
     expected = run_reference(whole, arrays, scalars)
     for threads in (1, 3):
-        got = run_c(whole, arrays, scalars, threads=threads)
+        got = run_c(whole, arrays, scalars, threads=threads, target=on)
         for buffer in whole.external:
             assert same_bits(got[buffer], expected[buffer]), (buffer.name, threads)
 
@@ -69,7 +77,9 @@ def test_elementwise_integers_wrap(prec: Prec) -> None:
     x, y, z = buffers(prec, (300,), (300,), (300,))
     i = axis("i", 300)
     a, b = load(x, i, prec=prec), load(y, i, prec=prec)
-    value = apply("sub", apply("mul", apply("mul", a, a, prec=prec), b, prec=prec), apply("neg", b, prec=prec), prec=prec)
+    value = apply(
+        "sub", apply("mul", apply("mul", a, a, prec=prec), b, prec=prec), apply("neg", b, prec=prec), prec=prec
+    )
     value = apply("maximum", value, apply("floordiv", a, b, prec=prec), prec=prec)
     value = apply("add", value, apply("mod", a, b, prec=prec), prec=prec)
     whole = module(ir.Block("z", (i,), (store(z, [i], value),)))
@@ -216,7 +226,9 @@ def summed(x: ir.Buffer, y: ir.Buffer, along: int, op: str = "add") -> ir.Block:
     update = apply(combine, ir.Var(acc), load(x, i, j, prec=prec), prec=prec)
     kept = [item for item in (i, j) if item.kind == "data"]
     ordered = (*kept, *(item for item in (i, j) if item.kind == "reduce"))
-    return ir.Block(y.name, ordered, (store(y, kept, ir.Var(acc)),), (ir.Accumulator(acc, neutral, update, op, neutral),))
+    return ir.Block(
+        y.name, ordered, (store(y, kept, ir.Var(acc)),), (ir.Accumulator(acc, neutral, update, op, neutral),)
+    )
 
 
 @pytest.mark.parametrize("prec", [f32, bf16, f64])
@@ -289,7 +301,10 @@ def test_argmax_takes_nan_first_and_the_lower_position_at_ties(whole: bool) -> N
     x, y, where = ir.Buffer("x", f32, (rows, length)), ir.Buffer("y", f32, shape), ir.Buffer("where", i32, shape)
     values = np.random.default_rng(1).integers(0, 6, (rows, length)).astype(np.float32)
     values[17, 200] = values[17, 45] = values[40, 3] = np.nan
-    agree(module(argmax(x, y, where, whole)), {x: values, y: np.zeros(shape, np.float32), where: np.zeros(shape, np.int32)})
+    agree(
+        module(argmax(x, y, where, whole)),
+        {x: values, y: np.zeros(shape, np.float32), where: np.zeros(shape, np.int32)},
+    )
 
 
 def test_serial_accumulators_stay_serial() -> None:
@@ -316,9 +331,15 @@ def test_one_reduce_point_without_reduce_iterators() -> None:
 
 @pytest.mark.parametrize("width", [1, 3, 64, 1000])
 def test_scatter_adds_in_order(width: int) -> None:
-    table, ids, g = ir.Buffer("table", f32, (11, width)), ir.Buffer("ids", i32, (400,)), ir.Buffer("g", f32, (400, width))
+    table, ids, g = (
+        ir.Buffer("table", f32, (11, width)),
+        ir.Buffer("ids", i32, (400,)),
+        ir.Buffer("g", f32, (400, width)),
+    )
     t, e = axis("t", 400, "reduce"), axis("e", width)
-    row = apply("minimum", apply("maximum", ir.Cast(ir.Load(ids, at(t)), i64), ir.index(0), prec=i64), ir.index(10), prec=i64)
+    row = apply(
+        "minimum", apply("maximum", ir.Cast(ir.Load(ids, at(t)), i64), ir.index(0), prec=i64), ir.index(10), prec=i64
+    )
     cell = ir.Load(table, (row, *at(e)))
     write = ir.Store(table, (row, *at(e)), apply("add", cell, load(g, t, e)))
     whole = module(ir.Block("table", (t, e), (write,), scatter=True))
@@ -373,4 +394,48 @@ def test_routine_of_several_kernels_shares_memory_and_waits() -> None:
 def test_transposing_copies_go_by_blocks_of_lines() -> None:
     m, n, k = 64, 80, 256
     a, b, c = ir.Buffer("a", f32, (m, k)), ir.Buffer("b", bf16, (n, k)), ir.Buffer("c", f32, (m, n))
-    agree(module(contraction(a, b, c, (m, n, k), "NT")), {a: random_array(a), b: random_array(b, 1), c: random_array(c)})
+    agree(
+        module(contraction(a, b, c, (m, n, k), "NT")), {a: random_array(a), b: random_array(b, 1), c: random_array(c)}
+    )
+
+
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "avx512"])
+def test_transposing_copies_turn_squares(name: str) -> None:
+    m, n, k = 9, 70, 39  # columns that fill no panel, a reduction that fills no square
+    a, b, c = ir.Buffer("a", f16, (m, k)), ir.Buffer("b", f16, (n, k)), ir.Buffer("c", f16, (m, n))
+    whole = module(contraction(a, b, c, (m, n, k), "NT"))
+    scheduled = schedule(whole, target(name), Numerics())
+    assert any("transposing squares" in kernel.path for kernel in scheduled.kernels)
+    if not target(name).missing(detect()):
+        agree(whole, {a: random_array(a), b: random_array(b, 1), c: random_array(c)}, on=target(name))
+
+
+def test_invariant_loads_leave_their_loops() -> None:
+    """One-cell buffers from under a condition, cells of a row from the loop over its columns; what is written stays."""
+    n, m = 5, 70
+    x, y = ir.Buffer("x", f32, (n, m)), ir.Buffer("y", f32, (n, m))
+    rate, row = ir.Buffer("rate", f32, ()), ir.Buffer("row", f32, (n,))
+    i, j = axis("i", n), axis("j", m)
+    value = apply("where", load(x, i, j), apply("mul", load(rate), load(x, i, j)), load(row, i))
+    whole = module(ir.Block("y", (i, j), (store(y, [i, j], apply("add", value, load(row, i))),)))
+    (kernel,) = hoist(schedule(whole, target("avx512"), Numerics())).kernels
+    (first, loop) = kernel.body
+    assert isinstance(first, ir.Let)
+    assert first.value == ir.Load(rate, ())
+    assert isinstance(loop, ir.For)
+    assert isinstance(loop.body[0], ir.Let)
+    assert loop.body[0].value == ir.Load(row, (ir.Var(i.symbol),))
+    agree(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate((x, y, rate, row))})
+
+
+def test_small_narrow_temporaries_are_held_in_f32() -> None:
+    x, h, y = ir.Buffer("x", f32, (300,)), ir.Buffer("h", f16, (300,)), ir.Buffer("y", f16, (300,))
+    i, j = axis("i", 300), axis("j", 300)
+    whole = module(
+        ir.Block("h", (i,), (store(h, [i], apply("exp", load(x, i))),)),
+        ir.Block("y", (j,), (store(y, [j], apply("mul", load(h, j), load(h, j))),)),
+        temporaries=(h,),
+    )
+    (held,) = schedule(whole, target("avx512"), Numerics()).temporaries
+    assert held.type is f32
+    agree(whole, {x: random_array(x, low=-20.0, high=12.0), y: random_array(y)})
