@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import add, as_index, flat_index, multiply, to_expr
+from stagedtensor.codegen.layout import Split
 from stagedtensor.codegen.loop_ir import Alloc, Buffer, Expr, Iterator_, Load, LoopKind, Stmt, Store, Tile, Var, index
 from stagedtensor.codegen.schedule.nest import index_symbol, loop, nest
 from stagedtensor.precision import f32
@@ -41,8 +42,10 @@ class Transposing:
 
 
 def fits(target: Buffer, rows: int, columns: int, lanes: int) -> bool:
-    """Tell whether squares of ``lanes`` can carry the copy."""
-    return target.type is f32 and lanes in (4, 8, 16) and rows % lanes == 0 and columns >= lanes
+    """Tell whether squares of ``lanes`` can carry the copy: whole ones, none of which reaches from one panel into the next."""
+    panels = [step.factor for step in target.layout.steps if isinstance(step, Split)]
+    whole = all(size % lanes == 0 for size in (rows, *panels))
+    return target.type is f32 and lanes in (4, 8, 16) and whole and columns >= lanes
 
 
 def transposing(copy: Transposing, lanes: int, *, parallel: bool) -> tuple[Stmt, ...]:
