@@ -48,7 +48,7 @@ def test_pointwise_programs(seed: int) -> None:
     check(seed, gradients=False)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_gradients_of_pointwise_programs(seed: int) -> None:
     check(seed, gradients=True)
 
@@ -117,7 +117,7 @@ def random_assignments(seed: int) -> Program:
     return Program([(t, values) for t, values in feeds if any(t is other for other in mentioned.values())], kept, comp)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 340))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 340))])
 def test_assignments_round_one_by_one(seed: int) -> None:
     assert_same_everywhere(lambda: random_assignments(seed), names=[f"seed {seed}, state {at}" for at in range(4)])
 

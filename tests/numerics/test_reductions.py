@@ -44,10 +44,11 @@ def special_cells(size: int, seed: int) -> Array:
 
 def first(cells: Array, sign: float) -> Array:
     """Return the positions of the first NaN, else of the first extremum, along the last axis."""
-    return np.where(np.isnan(cells).any(-1), np.isnan(cells).argmax(-1), (sign * cells).argmax(-1)).astype(np.int32)
+    found: Array = np.where(np.isnan(cells).any(-1), np.isnan(cells).argmax(-1), (sign * cells).argmax(-1))
+    return found.astype(np.int32)
 
 
-@pytest.mark.parametrize("prec", ["f32", "bf16", pytest.param("f64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("prec", ["f32", *(pytest.param(prec, marks=pytest.mark.slow) for prec in ("bf16", "f64"))])
 def test_rows_and_columns_of_many_sizes(prec: str) -> None:
     data = {size: special_cells(size, size) for size in SIZES}
 
