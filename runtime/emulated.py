@@ -49,6 +49,7 @@ _KINDS = {
     2: "reads a cell that nobody wrote",
     3: "touches a cell that another thread touches without a barrier between",
     4: "leaves threads waiting at a barrier that others never reach",
+    5: "reads a row of a matrix at an address that is no multiple of 16",
 }
 
 

@@ -32,6 +32,7 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     For,
     Let,
+    Load,
     Module,
     Origin,
     Proc,
@@ -52,7 +53,7 @@ _INDENT = "    "
 _HEAD = """\
 #ifndef ST_SHARED
 /* An array shared by the threads of a block. */
-#define ST_SHARED(type, name, count) __shared__ type name[count]
+#define ST_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #endif
 """
 
@@ -240,7 +241,11 @@ class CudaBody(BodyPrinter):
         yield f"{pad}{stmt.name}({', '.join(arguments)});"
 
     def _argument(self, item: Expr | Buffer) -> str:
-        return self.names.of(item) if isinstance(item, Buffer) else self._printer.text(item)
+        """A buffer by its name, a cell by its address."""
+        if isinstance(item, Buffer):
+            return self.names.of(item)
+        text = self._printer.text(item)
+        return f"&{text}" if isinstance(item, Load) else text
 
     def _once(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
         """A loop of one iteration is its body, in a scope of its own where it introduces names."""

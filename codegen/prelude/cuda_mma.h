@@ -24,3 +24,16 @@ ST_FN void st_mma_m16n8k16_bf16(float *d, const uint32_t *a, const uint32_t *b) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
+//! st_ldmatrix_x4
+/* Four 8 x 8 matrices of 16-bit cells from shared memory: thread i of the warp gives the address of row i % 8 of matrix i / 8,
+   which is aligned to 16 bytes, and gets of each matrix the cells 2 (i % 4) and the next of row i / 4. */
+ST_FN void st_ldmatrix_x4(uint32_t *fragment, const uint16_t *row) {
+#ifdef ST_EMULATED
+    st_emulated_ldmatrix(fragment, row);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+        : "r"((uint32_t)__cvta_generic_to_shared(row))
+        : "memory");
+#endif
+}

@@ -4,7 +4,7 @@
  * fibers that take turns at barriers and shuffles. The compiler's thread sanitizer instruments every access to memory with a
  * call; the calls are answered here: each cell of a buffer has a shadow that remembers who wrote and read it last. Reported
  * are accesses outside all buffers of a kernel, reads of cells that nobody wrote, two threads at one cell without a barrier
- * between them, and barriers that not all threads of a block reach. The first finding ends the launch.
+ * between them, barriers that not all threads of a block reach, and rows of matrices that are not aligned. The first finding ends the launch.
  */
 #include <link.h>
 #include <math.h>
@@ -42,7 +42,7 @@ struct st_region {
     int32_t shared;
 };
 
-enum { ST_FINE, ST_OUTSIDE, ST_UNWRITTEN, ST_RACE, ST_DIVERGED };
+enum { ST_FINE, ST_OUTSIDE, ST_UNWRITTEN, ST_RACE, ST_DIVERGED, ST_MISALIGNED };
 
 struct st_report {
     int32_t kind, writes, bytes, other_writes;
@@ -439,4 +439,17 @@ ST_HOST static void st_emulated_mma_f16(float *d, const uint32_t *a, const uint3
 }
 ST_HOST static void st_emulated_mma_bf16(float *d, const uint32_t *a, const uint32_t *b) {
     st_emulated_mma(d, a, b, st_emulated_bf16);
+}
+
+/* ldmatrix.x4: every row is checked as a read of its own by the thread that names it. */
+ST_HOST static void st_emulated_ldmatrix(uint32_t *fragment, const uint16_t *row) {
+    if ((uintptr_t)row % 16) st_found(ST_MISALIGNED, 0, 16, 0, 0, __builtin_return_address(0));
+    st_access((char *)row, 16, 0, __builtin_return_address(0));
+    const int turn = st_exchange(&row, (int)sizeof row);
+    const int lane = st_thread % ST_WARP, warp = st_thread - lane;
+    for (int matrix = 0; matrix < 4; matrix++) {
+        const uint16_t *cells;
+        __builtin_memcpy(&cells, st_slots[warp + 8 * matrix + lane / 4].words[turn], sizeof cells);
+        __builtin_memcpy(&fragment[matrix], cells + 2 * (lane % 4), sizeof fragment[matrix]);
+    }
 }

@@ -12,6 +12,7 @@ from stagedtensor.codegen.loop_ir import Block, Iterator_
 from stagedtensor.codegen.schedule.analysis import contraction, cost_of, stride, without_single_lets
 from stagedtensor.codegen.schedule.cuda.elementwise import elementwise, serial
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
+from stagedtensor.codegen.schedule.cuda.mma import mma, narrow_operands
 from stagedtensor.codegen.schedule.cuda.operands import collapsed, product
 from stagedtensor.codegen.schedule.cuda.rows import rows
 from stagedtensor.codegen.schedule.cuda.scatter import scatter
@@ -41,7 +42,8 @@ def plan_block(block: Block) -> tuple[CudaNest, ...]:
     if found is not None:
         given = product(collapsed(found))
         if given is not None and min(given.sizes) >= _LEAST_TILE:
-            body, launch, path = tile(given)
+            narrow = narrow_operands(given)
+            body, launch, path = tile(given) if narrow is None else mma(*narrow)
             return (CudaNest("", body, launch, path, cost),)
     return _reduction(block)
 

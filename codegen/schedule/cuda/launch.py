@@ -28,7 +28,7 @@ from stagedtensor.codegen.loop_ir import (
     Var,
 )
 from stagedtensor.codegen.schedule.nest import fresh, index_symbol
-from stagedtensor.precision import Prec, i64
+from stagedtensor.precision import Prec, i64, u16
 
 WARP = 32
 THREADS = 256
@@ -169,5 +169,7 @@ def shuffled(value: Expr, lanes: int) -> Expr:
 
 
 def zero(prec: Prec) -> Const:
-    """Return the zero of a compute type."""
+    """Return the zero of a type; that of a narrow float is its code."""
+    if prec.is_narrow:
+        return Const(0, u16)
     return Const(0.0 if prec.is_float else 0, prec)

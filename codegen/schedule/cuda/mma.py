@@ -1,0 +1,215 @@
+"""CUDA template for contractions of 16-bit operands: tensor cores through mma.sync, products and sums in f32.
+
+In: a :class:`Product` whose operands are exact in f16 or in bf16. Out: its loops. Tiles of both operands are staged with
+the depth adjacent, so that ldmatrix reads a row of eight at once; rows are padded by 16 bytes, which puts the eight rows of
+a matrix into different banks. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagedtensor.codegen.affine import add, floor_divide, modulo, multiply
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Barrier,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Stmt,
+    Store,
+    Symbol,
+    Tile,
+    Var,
+    index,
+)
+from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch
+from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, stage, tiles
+from stagedtensor.codegen.schedule.nest import index_symbol, loop
+from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, i64, u32
+
+_DEPTH = 32
+"""Cells of depth in one stage: two steps of the instruction."""
+_PADDING = 8
+_M, _N, _K = 16, 8, 16
+_HOLDS: dict[Prec, tuple[Prec, ...]] = {
+    f16: (f16,),
+    bf16: (bf16,),
+    f8e4m3: (f16, bf16),
+    f8e5m2: (f16, bf16),
+}
+"""The 16-bit formats in which every value of a narrow one is exact."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Rows and columns of a tile, and of the part that one warp holds."""
+
+    rows: int
+    columns: int
+    warp_rows: int
+    warp_columns: int
+
+    @property
+    def across(self) -> int:
+        """Warps side by side."""
+        return self.columns // self.warp_columns
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.across * (self.rows // self.warp_rows)
+
+
+_SMALL, _MIDDLE, _LARGE = _Shape(32, 32, 16, 16), _Shape(64, 64, 32, 32), _Shape(128, 128, 64, 32)
+
+
+def narrow_operands(given: Product) -> tuple[Product, Prec] | None:
+    """Return the product with its operands in one 16-bit format, and the format; None where tensor cores do not serve."""
+    if given.accumulator.symbol.type is not f32 or given.sign not in ("fma", "add"):
+        return None
+    left, right = _narrow(given.left), _narrow(given.right)
+    if left is None or right is None:
+        return None
+    common = [prec for prec in _HOLDS[left.type] if prec in _HOLDS[right.type]]
+    if not common:
+        return None
+    prec = common[0]
+    return replace(given, left=_in_format(left, prec), right=_in_format(right, prec)), prec
+
+
+def _narrow(operand: Expr) -> Expr | None:
+    """The narrow value that an operand is widened from."""
+    if isinstance(operand, Cast) and operand.type is f32 and not operand.flush and operand.arg.type in _HOLDS:
+        return operand.arg
+    return None
+
+
+def _in_format(value: Expr, prec: Prec) -> Expr:
+    return value if value.type is prec else Cast(Cast(value, f32), prec)
+
+
+def _shape(given: Product) -> _Shape:
+    rows, columns, _ = given.sizes
+    if rows >= 256 and columns >= 256:
+        return _LARGE
+    return _MIDDLE if rows > 32 and columns > 32 else _SMALL
+
+
+def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
+    """Return the statements of a product whose operands are of ``prec``, their launch and a few words."""
+    shape = _shape(given)
+    thread = Symbol("thread", i64)
+    across = tiles(given, shape.rows, shape.columns)
+    pitch = _DEPTH + _PADDING
+    left_tile = Buffer("left_tile", prec, (shape.rows, pitch), "shared")
+    right_tile = Buffer("right_tile", prec, (shape.columns, pitch), "shared")
+    down, beside = shape.warp_rows // _M, shape.warp_columns // _N
+    states = Buffer(given.accumulator.symbol.hint, f32, (down, beside, 4), "register")
+    lane, warp_row, warp_column = index_symbol("lane"), index_symbol("warp_row"), index_symbol("warp_column")
+    warp = floor_divide(Var(thread), WARP)
+    here: list[Stmt] = [
+        Let(lane, modulo(Var(thread), WARP)),
+        Let(warp_row, multiply(floor_divide(warp, shape.across), shape.warp_rows)),
+        Let(warp_column, multiply(modulo(warp, shape.across), shape.warp_columns)),
+    ]
+    place = _Place(Var(lane), Var(warp_row), Var(warp_column))
+    layer = index_symbol("i_depth")
+    start = multiply(Var(layer), _DEPTH)
+    left = Side(given.left, given.rows, given.depth, across.batch)
+    right = Side(given.right, given.columns, given.depth, across.batch)
+    steps: list[Stmt] = [
+        stage(left, left_tile, (shape.rows, _DEPTH), across.row, start, thread, shape.threads, depth_first=False),
+        stage(right, right_tile, (shape.columns, _DEPTH), across.column, start, thread, shape.threads, depth_first=False),
+        Barrier(),
+        _multiply(prec, place, states, left_tile, right_tile),
+        Barrier(),
+    ]
+    body: list[Stmt] = [
+        Alloc(states),
+        _fill(given, across, place, states),
+        loop(layer, -(-given.sizes[2] // _DEPTH), steps),
+        _results(given, across, place, states),
+    ]
+    nest = (Alloc(left_tile), Alloc(right_tile), *here, across.loop(body))
+    words = f"contraction, tensor cores, {prec} x {prec} into f32, tiles of {shape.rows} x {shape.columns} x {_DEPTH}"
+    return nest, across.launch(shape.threads, thread), words
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a thread stands: its lane, and the first row and column of its warp within the tile."""
+
+    lane: Expr
+    row: Expr
+    column: Expr
+
+
+def _multiply(prec: Prec, place: _Place, states: Buffer, left: Buffer, right: Buffer) -> Stmt:
+    """One stage of depth: fragments through ldmatrix, then every pair of them through mma."""
+    down, beside, _ = states.shape
+    step = index_symbol("i_step")
+    first = multiply(Var(step), _K)
+    left_fragment = Buffer("left_fragment", u32, (down, 4), "register")
+    right_fragment = Buffer("right_fragment", u32, (beside, 2), "register")
+    m, n, pair = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_pair")
+    lane = place.lane
+    row = add(place.row, add(multiply(Var(m), _M), modulo(lane, 16)))
+    left_cell = Load(left, (row, add(first, multiply(floor_divide(lane, 16), 8))))
+    column = add(place.column, add(multiply(Var(pair), 2 * _N), add(modulo(lane, 8), multiply(floor_divide(lane, 16), 8))))
+    right_cell = Load(right, (column, add(first, multiply(modulo(floor_divide(lane, 8), 2), 8))))
+    load_left = _call("st_ldmatrix_x4", Load(left_fragment, (Var(m), index(0))), left_cell)
+    load_right = _call("st_ldmatrix_x4", Load(right_fragment, (multiply(Var(pair), 2), index(0))), right_cell)
+    again = index_symbol("i_down")
+    product = _call(
+        f"st_mma_m16n8k16_{prec.name}",
+        Load(states, (Var(again), Var(n), index(0))),
+        Load(left_fragment, (Var(again), index(0))),
+        Load(right_fragment, (Var(n), index(0))),
+    )
+    body: list[Stmt] = [
+        Alloc(left_fragment),
+        Alloc(right_fragment),
+        loop(m, down, [load_left], "unroll"),
+        loop(pair, beside // 2, [load_right], "unroll"),
+        loop(again, down, [loop(n, beside, [product], "unroll")], "unroll"),
+    ]
+    return loop(step, _DEPTH // _K, body, "unroll")
+
+
+def _call(name: str, *arguments: Expr) -> Tile:
+    """A warp's collective instruction; what it does is said at the function of its name."""
+    return Tile(name, _M, _N, _K, (), arguments)
+
+
+def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
+    """Row and column of one register of an accumulator fragment: thread 4g + t holds rows g and g + 8, columns 2t, 2t + 1."""
+    row = add(multiply(m, _M), add(floor_divide(place.lane, 4), multiply(floor_divide(register, 2), 8)))
+    column = add(multiply(n, _N), add(multiply(modulo(place.lane, 4), 2), modulo(register, 2)))
+    return add(across.row, add(place.row, row)), add(across.column, add(place.column, column))
+
+
+def _over_states(states: Buffer, body: list[Stmt], m: Symbol, n: Symbol, register: Symbol) -> Stmt:
+    down, beside, registers = states.shape
+    return loop(m, down, [loop(n, beside, [loop(register, registers, body, "unroll")], "unroll")], "unroll")
+
+
+def _fill(given: Product, across: Tiles, place: _Place, states: Buffer) -> Stmt:
+    m, n, register = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_register")
+    row, column = index_symbol("row"), index_symbol("column")
+    lets, value = initial(given, across, Var(row), Var(column))
+    store = Store(states, (Var(m), Var(n), Var(register)), value)
+    if isinstance(value, Const):
+        return _over_states(states, [store], m, n, register)
+    here, there = _cells(place, across, Var(m), Var(n), Var(register))
+    return _over_states(states, [Let(row, here), Let(column, there), *lets, store], m, n, register)
+
+
+def _results(given: Product, across: Tiles, place: _Place, states: Buffer) -> Stmt:
+    m, n, register = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_register")
+    row, column = index_symbol("row"), index_symbol("column")
+    here, there = _cells(place, across, Var(m), Var(n), Var(register))
+    stores = result_stores(given, across, Var(row), Var(column), Load(states, (Var(m), Var(n), Var(register))))
+    return _over_states(states, [Let(row, here), Let(column, there), *stores], m, n, register)

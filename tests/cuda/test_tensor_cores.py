@@ -1,0 +1,174 @@
+"""Narrow contractions on tensor cores: the model of the instructions, the template, its epilogue, the PTX that results."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource
+from stagedtensor.codegen.passes.plan_memory import MemoryPlan
+from stagedtensor.codegen.prelude import prelude_source
+from stagedtensor.codegen.prelude.cuda import cuda_functions
+from stagedtensor.codegen.schedule.cuda import Launch
+from stagedtensor.errors import MemoryCheckError
+from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, u32
+from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
+from stagedtensor.runtime.nvrtc import compile_cuda
+from tests.cuda.running import emitted, run_emulated
+from tests.run.blocks import Array, apply, cache, contraction, load, module, random_array, run_reference
+
+needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+DTYPES = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
+
+ONE_TILE = """\
+extern "C" __global__ void one_tile(const uint32_t *a, const uint32_t *b, float *d) {{
+    const int lane = threadIdx.x;
+    uint32_t left[4] = {{a[4 * lane], a[4 * lane + 1], a[4 * lane + 2], a[4 * lane + 3]}};
+    uint32_t right[2] = {{b[2 * lane], b[2 * lane + 1]}};
+    float sums[4] = {{d[4 * lane], d[4 * lane + 1], d[4 * lane + 2], d[4 * lane + 3]}};
+    st_mma_m16n8k16_{prec}(sums, left, right);
+    for (int k = 0; k < 4; k++) d[4 * lane + k] = sums[k];
+}}
+"""
+
+
+def by_hand(text: str, names: list[str], buffers: tuple[ir.Buffer, ...], writes: ir.Buffer, values: list[Array]) -> list[Array]:
+    """Run a kernel written by hand with one warp."""
+    whole = prelude_source([], dialect="cuda") + cuda_functions(names) + text
+    launch = Launch(1, 32, cooperative=True)
+    kernel = CudaKernel(
+        ir.Proc("one_tile", buffers, ()), "one_tile", text, (0, 0), launch, buffers, frozenset({writes}), False, 0
+    )
+    source = CudaSource(whole, (kernel,), buffers, (), 0, MemoryPlan())
+    held = {buffer: WatchedBuffer(buffer.size, buffer.type, written=True) for buffer in buffers}
+    for watched, cells in zip(held.values(), values, strict=True):
+        watched.cells[...] = cells.reshape(-1)
+    EmulatedRoutine(load_emulated(source, cache()), source, held, np.zeros(1, np.int64)).run()
+    return [watched.cells.copy() for watched in held.values()]
+
+
+@pytest.mark.parametrize("prec", [f16, bf16])
+def test_fragments_lie_as_the_ptx_manual_says(prec: Prec) -> None:
+    """Element i of a: row g (+ 8 for i in 2, 3, 6, 7), column 2t + (i & 1) (+ 8 for i >= 4); b and d likewise."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-8, 9, shape).astype(DTYPES[prec]) for shape in ((16, 16), (16, 8)))
+    d = rng.integers(-8, 9, (16, 8)).astype(np.float32)
+    left, right, sums = np.zeros((32, 8), DTYPES[prec]), np.zeros((32, 4), DTYPES[prec]), np.zeros((32, 4), np.float32)
+    cells = [(lane // 4 + 8 * (i >> 1), 2 * (lane % 4) + (i & 1)) for lane in range(32) for i in range(4)]
+    for lane in range(32):
+        group, member = lane >> 2, lane % 4
+        for i in range(8):
+            row = group if i in (0, 1, 4, 5) else group + 8
+            left[lane, i] = a[row, member * 2 + (i & 1) + (8 if i >= 4 else 0)]
+        for i in range(4):
+            right[lane, i] = b[member * 2 + (i & 1) + (8 if i >= 2 else 0), group]
+    sums.reshape(-1)[:] = [d[cell] for cell in cells]
+    buffers = ir.Buffer("a", u32, (128,)), ir.Buffer("b", u32, (64,)), ir.Buffer("d", f32, (128,))
+    *_, found = by_hand(
+        ONE_TILE.format(prec=prec.name),
+        [f"st_mma_m16n8k16_{prec.name}"],
+        buffers,
+        buffers[2],
+        [left.view(np.uint32), right.view(np.uint32), sums],
+    )
+    expected = d + a.astype(np.float32) @ b.astype(np.float32)  # small integers: exact
+    np.testing.assert_array_equal(found, [expected[cell] for cell in cells])
+
+
+def narrow_product(
+    left: Prec, right: Prec, size: tuple[int, int, int], form: str, out: Prec = f32
+) -> tuple[ir.Module, dict[ir.Buffer, Array], ir.Buffer]:
+    m, n, k = size
+    a = ir.Buffer("a", left, (k, m) if form == "TN" else (m, k))
+    b = ir.Buffer("b", right, (n, k) if form == "NT" else (k, n))
+    bias, c = ir.Buffer("bias", f32, (n,)), ir.Buffer("c", out, (m, n))
+
+    def epilogue(value: ir.Expr, _m: ir.Iterator_, column: ir.Iterator_) -> ir.Expr:
+        return apply("relu", apply("add", value, load(bias, column)))
+
+    whole = module(contraction(a, b, c, size, form, epilogue))
+    arrays = {a: random_array(a), b: random_array(b, 1), bias: random_array(bias, 2), c: np.zeros((m, n), out.numpy_dtype)}
+    return whole, arrays, c
+
+
+CASES = [
+    (f16, f16, (40, 24, 50), "NN", f32),
+    (bf16, bf16, (40, 24, 50), "NN", bf16),
+    (bf16, bf16, (70, 70, 33), "NT", f32),
+    (f16, f16, (257, 260, 20), "TN", f16),
+    (f8e4m3, f8e5m2, (17, 9, 65), "NN", f32),
+    (f8e5m2, bf16, (33, 34, 35), "NT", f32),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "size", "form", "out"), CASES)
+def test_products_with_epilogue(left: Prec, right: Prec, size: tuple[int, int, int], form: str, out: Prec) -> None:
+    whole, arrays, c = narrow_product(left, right, size, form, out)
+    assert "tensor cores" in emitted(whole).kernels[0].proc.path
+    expected, found = (run(whole, arrays)[c].astype(np.float64) for run in (run_reference, run_emulated))
+    a, b = (np.abs(cells.astype(np.float64)) for cells in list(arrays.values())[:2])
+    magnitude = (a.T if form == "TN" else a) @ (b.T if form == "NT" else b) + 2
+    unit = {f32: 2.0**-24, f16: 2.0**-11, bf16: 2.0**-8}[out]
+    np.testing.assert_array_less(np.abs(found - expected), 2 * size[2] * 2.0**-24 * magnitude + 2 * unit * np.abs(expected) + 1e-30)
+    assert np.count_nonzero(found) > found.size // 4
+
+
+def test_different_formats_without_a_common_one_use_no_tensor_cores() -> None:
+    whole, *_ = narrow_product(f16, bf16, (40, 24, 50), "NN")
+    assert "f32 multiply-add" in emitted(whole).kernels[0].proc.path
+
+
+def test_rows_of_matrices_must_be_aligned() -> None:
+    whole, arrays, _ = narrow_product(f16, f16, (40, 24, 50), "NN")
+    with pytest.raises(MemoryCheckError, match="multiple of 16"):
+        run_emulated(whole, arrays, edit=lambda text: text.replace("8 * (lane / 16)", "7 * (lane / 16)"))
+
+
+def test_a_tile_that_misses_the_barrier_is_found() -> None:
+    whole, arrays, _ = narrow_product(f16, f16, (40, 24, 50), "NN")
+    with pytest.raises(MemoryCheckError, match=r"left_tile|right_tile"):
+        run_emulated(whole, arrays, edit=lambda text: text.replace("__syncthreads();", ";", 1))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("size", [(40, 24, 50), (64, 64, 64), (256, 256, 64)])
+def test_ptx_shows_tensor_core_instructions_and_no_spills(size: tuple[int, int, int]) -> None:
+    whole, *_ = narrow_product(bf16, bf16, size, "NN", bf16)
+    text = emitted(whole).text
+    ptx = compile_cuda(text, "sm_80", "ptx").data.decode()
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx
+    assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in ptx
+    binary = compile_cuda(text, "sm_90")
+    assert binary.warnings == ()
+    assert binary.resources[0].spill_bytes == 0
+
+
+def test_bf16_training_step_runs_on_tensor_cores() -> None:
+    results = {}
+    for device in ("reference", "cuda-emulated"):
+        with st.Session(), st.Context(device) as ctx:
+            x, y = st.placeholder("x", batch=[32], output=[24]), st.placeholder("y", batch=[32], prec=st.i32)
+            with st.master_weights("bf16"):
+                w1, b1 = st.param("w1", output=[40], input=[24]), st.param("b1", output=[40])
+                w2, b2 = st.param("w2", output=[16], input=[40]), st.param("b2", output=[16])
+            loss = st.mean(st.cross_entropy(w2 @ st.relu(w1 @ x + b1) + b2, y))
+            st.PrecisionPolicy(activation="bf16", grad="bf16").apply(loss)
+            ctx.init_params(loss, seed=0)
+            step = ctx.compile(st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1)))
+            rng = np.random.default_rng(0)
+            ctx.set_values(x, rng.normal(size=(32, 24)).astype(np.float32))
+            ctx.set_values(y, rng.integers(0, 16, 32))
+            losses = []
+            for _ in range(4):
+                ctx.run(step)
+                losses.append(float(ctx.get_values(loss)))
+            results[device] = losses, [kernel.path for kernel in step.kernels]
+    losses, paths = results["cuda-emulated"]
+    assert sum("tensor cores" in path for path in paths) >= 3, paths
+    np.testing.assert_allclose(losses, results["reference"][0], rtol=4e-3)
+    assert losses[-1] < losses[0]
