@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ from stagedtensor.node import HasNode, Node, Role
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
-from stagedtensor.runtime import linking
+from stagedtensor.runtime import id_checks, linking
 from stagedtensor.runtime.device import Array, Device, MemoryLine
 from stagedtensor.runtime.devices import open_device
 from stagedtensor.runtime.routine import Routine
@@ -156,7 +156,8 @@ class Context:
 
         ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
         The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
-        every node a buffer: slow, the same bits. A failed compile settles nothing.
+        every node a buffer: slow, the same bits. ``debug`` verifies the generated code and raises after a run whose gather
+        ids were out of range. A failed compile settles nothing.
         """
         if numerics is not None:
             _require_numerics(numerics)
@@ -181,6 +182,8 @@ class Context:
         self, comp: Comp, name: str, numerics: Numerics, kept: frozenset[Node], *, debug: bool, fusion: bool
     ) -> Routine:
         solved = solve_program(comp, name, keep=kept)
+        looked_up = id_checks.gathers(solved.statements, solved.shape) if debug else ()
+        kept |= {item.ids for item in looked_up}
         facts = linking.inspect(solved, comp)
         borrowed = frozenset(node for node in facts.inputs if node in self._store.stored)
         linking.check_inputs(facts, borrowed, kept)
@@ -210,9 +213,19 @@ class Context:
             linking.precisions(solved),
             dict(comp.attributes),
         )
-        routine.scalars, routine.launch = scalars, launch
+        routine.scalars, routine.launch = scalars, self._with_checks(launch, looked_up)
         routine.simple = not (executable.scalars or facts.consumes or facts.produces)
         return routine
+
+    def _with_checks(self, launch: Callable[[], None], looked_up: Sequence[id_checks.Gather]) -> Callable[[], None]:
+        if not looked_up:
+            return launch
+
+        def run() -> None:
+            launch()
+            id_checks.check(looked_up, self._store.read)
+
+        return run
 
     # -- running --------------------------------------------------------------------------------------------------
     def run(self, routine: Routine, **bindings: int) -> None:
@@ -250,8 +263,10 @@ class Context:
         routine.checked = True
 
     def _before(self, routine: Routine, bindings: Mapping[str, int]) -> None:
+        extents: Mapping[str, int] = {}
         if routine.executable.scalars or bindings:
-            routine.bind(bindings, self._store.extents)
+            extents = routine.bind(bindings, self._store.extents)
+            self._store.require_extents(routine.inputs, extents)
         twice = routine.consumes & self._consumed if not routine.consumes <= routine.produces else None
         if twice:
             labels = ", ".join(sorted(node.label for node in twice))
@@ -261,6 +276,8 @@ class Context:
             )
         self._consumed -= routine.produces
         self._consumed |= routine.consumes
+        if routine.extents:
+            self._store.note_extents(routine.outputs, extents)
 
     # -- data -----------------------------------------------------------------------------------------------------
     def set_values(self, t: HasNode, values: Any) -> None:
@@ -305,7 +322,7 @@ class Context:
         data = self._store.check_kind(node, values, prec if certain else f64 if prec.is_float else prec)
         if shape is not None:
             self._store.check_shape(node, data, shape)
-            self._store.bind_extents(data, shape)
+            self._store.bind_extents(node, data, shape)
         self._store.pending[node] = np.array(data, order="C", copy=True)
 
     def _outlook(self, node: Node) -> tuple[Shape | None, Prec, bool]:
