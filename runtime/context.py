@@ -361,7 +361,8 @@ class Context:
                 shapes, precisions = shapes_and_precisions([node])
                 held = self._store.ensure(node, shapes.shape(node), precisions.prec(node))
             array = self._device.view(held.buffer).reshape(held.shape.dims)
-            array.flags.writeable = writable
+            if isinstance(array, np.ndarray):  # CuPy's arrays have no such flag
+                array.flags.writeable = writable
             return array
 
     def _require_values(self, node: Node) -> None:

@@ -81,8 +81,8 @@ class Routine:
         """Run on the routine's context."""
         self.context.run(self, **bindings)
 
-    def bind(self, bindings: Mapping[str, int], current: Mapping[str, int]) -> None:
-        """Write static indices and dynamic extents into the scalar arguments."""
+    def bind(self, bindings: Mapping[str, int], current: Mapping[str, int]) -> dict[str, int]:
+        """Write static indices and dynamic extents into the scalar arguments; return the extents."""
         known = {**self.indices, **self.extents}
         unknown = sorted(set(bindings) - set(known))
         if unknown:
@@ -97,6 +97,7 @@ class Routine:
             else:
                 values.append(self._extent(name, bindings, current))
         self.scalars[: len(values)] = values
+        return {name: self._extent(name, bindings, current) for name in self.extents}
 
     def _index(self, name: str, bindings: Mapping[str, int]) -> int:
         if name not in bindings:

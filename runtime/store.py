@@ -6,7 +6,7 @@ is known. Refusals raise ContextError before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +56,9 @@ class Store:
         self.pending: dict[Node, Array] = {}
         self.initialized: set[Node] = set()
         self.extents: dict[str, int] = {}
+        """The dynamic extents of the data set last, by name."""
+        self.rows: dict[Node, dict[str, int]] = {}
+        """The dynamic extents that a node's present values have."""
         self.uploads = 0
         self.uploaded_bytes = 0
         self.downloads = 0
@@ -80,6 +83,8 @@ class Store:
         held = Stored(buffer, shape, prec, flat.reshape(()) if isinstance(flat, np.ndarray) else None)
         self.stored[node] = held
         if cells is not None:
+            if held.dynamic and node not in self.rows:
+                self.bind_extents(node, cells, shape)
             self._upload(held, self.padded(cells, held))
             self.initialized.add(node)
         elif node.role in ZERO_AT_ALLOCATION:
@@ -180,11 +185,31 @@ class Store:
                 f"{value.shape}\n  {user_source().quoted()}"
             )
 
-    def bind_extents(self, value: Array, shape: Shape) -> None:
+    def bind_extents(self, node: Node, value: Array, shape: Shape) -> None:
         """Remember the current extents of dynamic axes from an array that was set."""
-        for given, (_, _, axis) in zip(value.shape, shape.axes(), strict=True):
-            if axis.dynamic is not None:
-                self.extents[axis.dynamic.name] = int(given)
+        axes = zip(value.shape, shape.axes(), strict=True)
+        given = {axis.dynamic.name: int(size) for size, (_, _, axis) in axes if axis.dynamic is not None}
+        if given:
+            self.rows[node] = given
+            self.extents.update(given)
+
+    def require_extents(self, nodes: Iterable[Node], extents: Mapping[str, int]) -> None:
+        """Refuse a run over ``extents`` whose inputs hold another number of rows."""
+        for node in nodes:
+            for name, given in self.rows.get(node, {}).items():
+                if extents.get(name, given) != given:
+                    raise ContextError(
+                        f"dynamic extent {name!r} is {extents[name]} in this run, but {describe(node)} holds {given} rows\n"
+                        f"  {user_source().quoted()}\n  set the inputs of one run to one extent, or compute it again"
+                    )
+
+    def note_extents(self, nodes: Iterable[Node], extents: Mapping[str, int]) -> None:
+        """Remember the extents that a run computed ``nodes`` for."""
+        for node in nodes:
+            held = self.stored[node]
+            if held.dynamic:
+                names = [axis.dynamic.name for _, _, axis in held.shape.axes() if axis.dynamic is not None]
+                self.rows[node] = {name: extents[name] for name in names if name in extents}
 
     # -- access ---------------------------------------------------------------------------------------------------
     def write(self, node: Node, value: Any) -> None:
@@ -203,7 +228,7 @@ class Store:
         data = self.check_kind(node, value, held.prec)
         cells = self.converted(node, data, held.prec, held.shape)
         self._upload(held, self.padded(cells, held))
-        self.bind_extents(cells, held.shape)
+        self.bind_extents(node, cells, held.shape)
         self.initialized.add(node)
 
     def read(self, node: Node) -> Array:
@@ -214,8 +239,9 @@ class Store:
         cells = self.device.download(held.buffer).reshape(held.shape.dims)
         self.downloads += 1
         self.downloaded_bytes += cells.nbytes
+        extents = self.rows.get(node, self.extents)
         current = tuple(
-            slice(0, self.extents.get(axis.dynamic.name, axis.size)) if axis.dynamic else slice(None)
+            slice(0, extents.get(axis.dynamic.name, axis.size)) if axis.dynamic else slice(None)
             for _, _, axis in held.shape.axes()
         )
         return np.array(cells[current], order="C", copy=True)
@@ -224,4 +250,5 @@ class Store:
         """Drop every buffer."""
         self.stored.clear()
         self.pending.clear()
+        self.rows.clear()
         self.initialized.clear()

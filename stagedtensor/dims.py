@@ -87,6 +87,11 @@ class Axis:
     label: str | None = None
     dynamic: DynamicDim | None = None
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it has one cell at every run, so that it broadcasts; no dynamic extent does, whatever its maximum."""
+        return self.size == 1 and self.dynamic is None
+
     def __str__(self) -> str:
         return str(self.dynamic) if self.dynamic else str(self.size)
 

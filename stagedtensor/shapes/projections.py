@@ -294,7 +294,7 @@ class _Projector:
         source = use.source
         if isinstance(source, VariableAxis):
             extent = self.forms[source.variable][-source.place]
-            return [] if use.axis.size == 1 and extent != 1 else [("row", source.variable, source.place)]
+            return [] if use.axis.is_one and extent != 1 else [("row", source.variable, source.place)]
         if isinstance(source, Affine):
             return [self.inverted[source]] if source in self.inverted else self._name_keys(source.over)
         return self._term_keys(source)
@@ -385,7 +385,7 @@ class _Projector:
         keys = self._variable_keys(source.variable)
         if source.sizes == form or not (source.flat or self._is_flat_form(source.variable)):
             place = source.place
-            return IndexConst(0) if axis.size == 1 and form[-place] != 1 else self._at(keys[-place])
+            return IndexConst(0) if axis.is_one and form[-place] != 1 else self._at(keys[-place])
         split = _resplit([self._at(key) for key in keys], form, source.sizes)
         return split[-source.place]
 
