@@ -24,7 +24,7 @@ from stagedtensor.codegen.lower_expr import constant
 from stagedtensor.codegen.passes.exact import contains, exact_in
 from stagedtensor.codegen.rewrite import Rewriter, substitute
 from stagedtensor.op_table import OPS
-from stagedtensor.precision import Prec, bool_, u4x32
+from stagedtensor.precision import Prec, bool_, i64, u4x32
 
 
 def simplify(module: ir.Module) -> ir.Module:
@@ -115,17 +115,19 @@ class _Simplifier(Rewriter):
         return expr
 
     def _divided(self, expr: ir.Apply, step: int, values: Interval) -> ir.Expr:
-        """(8 * i + j) // 8 is i and (8 * i + j) % 8 is j where j is below 8."""
+        """(8 * i + j + 16) // 8 is i + 2 and (8 * i + j + 16) % 8 is j where j is below 8."""
         if values.within(0, step - 1):
             return ir.index(0) if expr.op == "floordiv" else expr.args[0]
         total = affine(expr.args[0])
         whole = tuple(term for term in total.terms if term[1] % step == 0)
-        rest = to_expr(Affine(tuple(term for term in total.terms if term[1] % step), total.constant))
-        if not whole or not interval(rest, self.ranges).within(0, step - 1):
+        left_over = total.constant % step
+        moved = total.constant - left_over
+        rest = to_expr(Affine(tuple(term for term in total.terms if term[1] % step), left_over))
+        if not (whole or moved) or not interval(rest, self.ranges).within(0, step - 1):
             return expr
         if expr.op == "mod":
             return rest
-        return to_expr(Affine(tuple((atom, factor // step) for atom, factor in whole)))
+        return to_expr(Affine(tuple((atom, factor // step) for atom, factor in whole), moved // step))
 
 
 def _decided(op: str, left: Interval, right: Interval) -> bool | None:
@@ -235,3 +237,28 @@ def _folded(expr: ir.Apply) -> ir.Expr:
 def _cell(expr: ir.Expr, prec: Prec) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     assert isinstance(expr, ir.Const)
     return np.asarray([expr.value]).astype(prec.numpy_dtype)
+
+
+def simplify_positions(expr: ir.Expr, ranges: Mapping[ir.Symbol, Interval]) -> ir.Expr:
+    """Simplify a value whose choices depend on positions: what the ranges of the symbols settle goes."""
+    return _PositionSimplifier(ranges).expr(expr)
+
+
+class _PositionSimplifier(_Simplifier):
+    """Treats i64 arithmetic and comparisons outside of indices as indices, too."""
+
+    def expr(self, expr: ir.Expr) -> ir.Expr:
+        if isinstance(expr, ir.Apply) and expr.type is i64:
+            return self._by_range(self._positions(expr))
+        return super().expr(expr)
+
+    def index(self, expr: ir.Expr) -> ir.Expr:
+        return self._by_range(self._positions(expr))
+
+    def _positions(self, expr: ir.Expr) -> ir.Expr:
+        if not isinstance(expr, ir.Apply) or expr.type is not i64:
+            return super().expr(expr)
+        rebuilt = simplified(replace(expr, args=tuple(map(self.index, expr.args))))
+        if isinstance(rebuilt, ir.Apply) and rebuilt.op in ("add", "sub", "mul", "floordiv", "mod"):
+            return to_expr(affine(rebuilt))
+        return rebuilt

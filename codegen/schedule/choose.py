@@ -21,8 +21,9 @@ from stagedtensor.codegen.schedule.analysis import (
 )
 from stagedtensor.codegen.schedule.columns import TileShape, columns
 from stagedtensor.codegen.schedule.elementwise import elementwise
+from stagedtensor.codegen.schedule.encoded import encoded_contraction, encoded_in
 from stagedtensor.codegen.schedule.machine import Machine
-from stagedtensor.codegen.schedule.nest import collapse, inline_lets, loads_in
+from stagedtensor.codegen.schedule.nest import collapse, expressions, inline_lets, loads_in
 from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes
 from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
@@ -54,6 +55,9 @@ def plan_block(block: Block, machine: Machine) -> tuple[Nest, ...]:
         return (_nest(*scatter(block, parallel=parallel), cost, parallel),)
     if not block.accumulators:
         return (_nest(*elementwise(block, parallel=parallel), cost, parallel),)
+    if encoded_in(*expressions(block)) is not None:
+        planned = encoded_contraction(block, machine.reduction_lanes(f32), parallel=parallel)
+        return (_nest(*(planned or serial(block, parallel=parallel)), cost, parallel),)
     found = contraction(block)
     if found is not None:
         tiled = _contraction(found, machine, cost, parallel)

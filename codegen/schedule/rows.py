@@ -94,7 +94,7 @@ def rows(block: Block, lanes: int, *, parallel: bool) -> tuple[tuple[Stmt, ...],
         item.symbol: Buffer(item.symbol.hint, item.symbol.type, (lanes,), "register") for item in block.accumulators
     }
     body: list[Stmt] = [Alloc(buffer) for buffer in states.values()]
-    body.append(_fill(block.accumulators, states, lanes))
+    body.append(fill(block.accumulators, states, lanes))
     chunk, lane = index_symbol("i_chunk"), index_symbol("i_lane")
     chunks = floor_divide(inner.extent, lanes)
     main = loop(
@@ -112,14 +112,14 @@ def rows(block: Block, lanes: int, *, parallel: bool) -> tuple[tuple[Stmt, ...],
         start = multiply(chunks, lanes)
         steps.append(loop(tail, rest, _step(block, states, inner, Var(tail), add(start, Var(tail))), bound=lanes - 1))
     body += nest(outer, steps, {})
-    body += _tree(block.accumulators, states, lanes)
-    lets, results = _finals(block.accumulators, states)
+    body += merge_tree(block.accumulators, states, lanes)
+    lets, results = finals(block.accumulators, states)
     body += lets
     body += stores(block, results)
     return _data_nest(block, body, parallel), f"row reduction, {lanes} lanes"
 
 
-def _fill(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> For:
+def fill(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> For:
     lane = index_symbol("i_lane")
     body: list[Stmt] = []
     for item in accumulators:
@@ -155,7 +155,7 @@ def updates_in_place(
     return [*lets, *written]
 
 
-def _tree(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> list[Stmt]:
+def merge_tree(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> list[Stmt]:
     steps: list[Stmt] = []
     width = lanes // 2
     while width >= 1:
@@ -187,7 +187,7 @@ def _merge(
     ]
 
 
-def _finals(
+def finals(
     accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer]
 ) -> tuple[list[Let], dict[Symbol, Expr]]:
     """The results: the initial state merged with lane 0, which the tree left all others in."""
