@@ -1,0 +1,96 @@
+"""The ``cuda`` device without a GPU: what is missing is said, and its driving of CuPy against a stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor.runtime import cuda
+from tests.cuda import fake_cupy
+from tests.cuda.test_training import train
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = fake_cupy.module()
+    monkeypatch.setattr(cuda, "_cupy", lambda: module)
+    monkeypatch.setattr(cuda.CudaDevice, "_load", fake_cupy.load)
+    return module
+
+
+def test_without_cupy_the_install_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(st.errors.ContextError, match=r'pip install "stagedtensor\[cuda13\]"'):
+        st.Context("cuda")
+
+
+@pytest.mark.skipif(cuda.gpu_count() > 0, reason="there is a GPU")
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+def test_without_a_driver_the_other_devices_are_named() -> None:
+    with pytest.raises(st.errors.ContextError, match="cuda-emulated"):
+        st.Context("cuda")
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, pretended: Any) -> None:
+    with pytest.raises(st.errors.ContextError, match=r"cuda:2.*has 1 GPU$"):
+        st.Context("cuda:2")
+
+
+def test_steps_are_launched_then_captured_then_replayed(pretended: Any) -> None:
+    losses, parameters, _ = train("cuda", steps=4)
+    expected_losses, expected, _ = train("cuda-emulated", steps=4)
+    assert losses == expected_losses
+    for found, wanted in zip(parameters, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_values_set_between_replays_reach_the_graph(pretended: Any) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x, rate = st.placeholder("x", output=[40]), st.host_scalar("rate", 2.0)
+        y = (x * rate).named("y")
+        routine = ctx.compile(y)
+        device = ctx._device
+        assert isinstance(device, cuda.CudaDevice)
+        for at in range(5):
+            ctx.set_values(x, np.full(40, at, np.float32))
+            ctx.set_values(rate, 3.0 + at)
+            ctx.run(routine)
+            np.testing.assert_array_equal(ctx.get_values(y), np.full(40, at * (3.0 + at), np.float32))
+        stream: Any = device.stream
+        assert stream.captures == 1
+        assert stream.graphs[0].launches == 4  # every run but the first
+        assert fake_cupy.Stream.current is None
+
+
+def test_run_time_extents_are_sent_outside_the_graph(pretended: Any) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", batch=[st.dynamic("rows", max=8)], output=[6])
+        total = st.sum(x * x)
+        routine = ctx.compile(total)
+        for rows in (8, 3, 5, 8):
+            ctx.set_values(x, np.ones((rows, 6), np.float32))
+            ctx.run(routine)
+            assert float(ctx.get_values(total)) == 6.0 * rows
+
+
+@pytest.mark.parametrize("prec", ["f16", "bf16", "f8e4m3", "i8", "f64"])
+def test_cells_of_every_format_go_there_and_back(pretended: Any, prec: str) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[5], prec=prec)
+        ctx.set_values(x, np.array([0, 1, -2, 3, 4], np.float64 if st.precision(prec).is_float else np.int8))
+        got = ctx.get_values(x)
+        assert got.dtype == st.precision(prec).numpy_dtype
+        assert got.astype(np.float64).tolist() == [0, 1, -2, 3, 4]
+
+
+def test_out_of_memory_names_the_largest_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_cupy", lambda: fake_cupy.module(memory=1000))
+    monkeypatch.setattr(cuda.CudaDevice, "_load", fake_cupy.load)
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[100])
+        with pytest.raises(st.errors.ContextError, match=r"too little memory for 1000 cells of f32(.|\n)*100 cells of f32"):
+            ctx.compile([x + x, st.placeholder("y", output=[1000]) * 2.0])

@@ -1,0 +1,164 @@
+"""On a real GPU: the numeric matrix, the templates and legs, and what only a device can show: streams, pool, graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor.precision import Prec, precision
+from stagedtensor.runtime.cuda import CudaDevice, is_available
+from tests.cuda.test_tensor_cores import CASES
+from tests.cuda.test_training import train
+from tests.numerics.operands import operands
+from tests.numerics.random_programs import random_program
+from tests.numerics.running import REFERENCE, Setting, assert_same_bits, run
+from tests.numerics.test_ops import FLOATS, INTEGERS, NAMES, close_or_same, outcomes
+from tests.run import test_mixed_precision_legs as legs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not is_available(), reason="no GPU: these tests need CuPy, NVIDIA's driver and a device"),
+]
+GPU = Setting("cuda")
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *INTEGERS])
+def test_every_op(name: str) -> None:
+    prec = precision(name)
+    args = operands(prec, 3, seed=1)
+    expected, found = outcomes(prec, args, REFERENCE), outcomes(prec, args, GPU)
+    for op in NAMES:
+        close_or_same(op, prec, found[op], expected[op], f"{op} of {name}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs(seed: int) -> None:
+    expected = run(lambda: random_program(seed, gradients=seed % 2 == 0), REFERENCE)
+    for setting in (GPU, Setting("cuda", fusion=False)):
+        found = run(lambda: random_program(seed, gradients=seed % 2 == 0), setting)
+        for at, (cells, wanted) in enumerate(zip(found, expected, strict=True)):
+            assert_same_bits(cells, wanted, f"seed {seed}, result {at} on {setting}")
+
+
+@pytest.mark.parametrize("size", [1, 33, 1000, 70_000, 1_000_001])
+def test_full_sums_are_the_same_in_every_run(size: int) -> None:
+    values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[size])
+        total = st.sum(x)
+        routine = ctx.compile(total)
+        ctx.set_values(x, values)
+        found = []
+        for _ in range(4):
+            ctx.run(routine)
+            found.append(float(ctx.get_values(total)))
+    assert len(set(found)) == 1
+    bound = 2 * np.log2(size + 1) * 2.0**-24 * np.abs(values).sum(dtype=np.float64) + size * 2.0**-40
+    assert abs(found[0] - values.sum(dtype=np.float64)) <= max(bound, size * 2.0**-24)
+
+
+@pytest.mark.parametrize("prec", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("size", [(33, 40, 50), (256, 512, 128), (1000, 1000, 1000)])
+def test_products(prec: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    rng = np.random.default_rng(1)
+    with st.Session(), st.Context("cuda") as ctx:
+        a, b = st.placeholder("a", output=[m], input=[k], prec=prec), st.placeholder("b", output=[k], input=[n], prec=prec)
+        c = st.cast(a, "f32") @ st.cast(b, "f32") if prec == "f32" else a @ b
+        routine = ctx.compile(c)
+        left, right = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+        ctx.set_values(a, left)
+        ctx.set_values(b, right)
+        ctx.run(routine)
+        found = ctx.get_values(c).astype(np.float64)
+        left, right = (ctx.get_values(t).astype(np.float64) for t in (a, b))
+    unit = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}[prec]
+    exact = left @ right
+    bound = 2 * k * 2.0**-24 * (np.abs(left) @ np.abs(right)) + 2 * unit * np.abs(exact)
+    assert np.all(np.abs(found - exact) <= bound + 1e-30)
+
+
+@pytest.mark.parametrize(("left", "right", "size", "form", "out"), CASES)
+def test_tensor_core_cases(left: Prec, right: Prec, size: tuple[int, int, int], form: str, out: Prec) -> None:
+    m, n, k = size
+    results = {}
+    for device in ("reference", "cuda"):
+        with st.Session(), st.Context(device) as ctx:
+            a = st.placeholder("a", output=[m], input=[k], prec=left)
+            b = st.placeholder("b", output=[k], input=[n], prec=right)
+            c = st.cast(a @ b, out)
+            rng = np.random.default_rng(2)
+            ctx.set_values(a, rng.uniform(-2, 2, (m, k)))
+            ctx.set_values(b, rng.uniform(-2, 2, (k, n)))
+            ctx.run(ctx.compile(c))
+            results[device] = ctx.get_values(c).astype(np.float64)
+    np.testing.assert_allclose(results["cuda"], results["reference"], rtol=2.0**-2 if "f8" in str(left) else 2.0**-6, atol=0.1)
+
+
+def test_training_steps_are_those_of_the_emulator() -> None:
+    losses, parameters, _ = train("cuda", steps=5)
+    expected_losses, expected, _ = train("cuda-emulated", steps=5)
+    assert losses == pytest.approx(expected_losses, rel=1e-6)
+    for found, wanted in zip(parameters, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_legs_of_mixed_precision() -> None:
+    for leg in (
+        legs.test_leg_a_moves,
+        legs.test_leg_b_bf16_twins_need_no_scaling,
+        legs.test_leg_c_scaled_steps,
+        legs.test_leg_d_backs_off_and_grows,
+        legs.test_leg_e1_gated_steps,
+        legs.test_leg_f_static_scale,
+    ):
+        leg("cuda")
+
+
+def test_values_set_between_replays() -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[1000])
+        y = st.exp(x)
+        routine = ctx.compile(y)
+        for at in range(5):
+            ctx.set_values(x, np.full(1000, at, np.float32))
+            ctx.run(routine)
+            np.testing.assert_allclose(ctx.get_values(y), np.exp(np.full(1000, at, np.float32)), rtol=1e-6)
+
+
+def test_contexts_keep_apart_and_give_memory_back() -> None:
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    with st.Session():
+        x = st.placeholder("x", output=[1 << 20])
+        y = x + x
+        with st.Context("cuda") as one, st.Context("cuda") as two:
+            assert isinstance(one._device, CudaDevice)
+            assert isinstance(two._device, CudaDevice)
+            assert one._device.stream.ptr != two._device.stream.ptr
+            for ctx, value in ((one, 1.0), (two, 2.0)):
+                ctx.set_values(x, np.full(1 << 20, value, np.float32))
+                ctx.run(ctx.compile(y))
+            assert float(one.get_values(y)[7]) == 2.0
+            assert float(two.get_values(y)[7]) == 4.0
+            assert pool.used_bytes() > before
+    del one, two, ctx
+    assert pool.used_bytes() <= before + (1 << 20)
+
+
+def test_views_are_on_the_device_and_device_arrays_go_in() -> None:
+    import cupy
+
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[16])
+        y = x + 1.0
+        routine = ctx.compile(y)
+        ctx.set_values(x, cupy.arange(16, dtype=cupy.float32))
+        ctx.run(routine)
+        ctx.sync()
+        view = ctx.view(y)
+        assert isinstance(view, cupy.ndarray)
+        assert cupy.asnumpy(view).tolist() == list(range(1, 17))
