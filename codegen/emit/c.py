@@ -15,6 +15,7 @@ from stagedtensor.codegen.emit.body import BodyPrinter
 from stagedtensor.codegen.emit.c_like import CDialect
 from stagedtensor.codegen.emit.helpers import HELPERS
 from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
@@ -81,24 +82,15 @@ def emit_module(
     plan = plan_memory(module) if plan is None else plan
     file_names = Names()
     entry = file_names.give(module, module.name)
-    printed: list[tuple[str, str, Proc]] = []
-    used: set[str] = set()
-    callees: dict[Proc, str] = {}
+    functions = _Functions(file_names, plan)
     kernel_names: list[str] = []
     for kernel in module.kernels:
         for callee in _callees(kernel):
-            if callee not in callees:
-                callees[callee] = file_names.give(callee, callee.name)
-                text, names = _function(callee, callees[callee], plan, callees)
-                used |= names
-                printed.append((callees[callee], text, callee))
-        name = file_names.give(kernel, kernel.name)
-        kernel_names.append(name)
-        text, names = _function(kernel, name, plan, callees)
-        used |= names
-        printed.append((name, text, kernel))
+            functions.print(callee)
+        kernel_names.append(functions.print(kernel))
+    used = functions.used
     driver = _entry(module, entry, kernel_names, plan)
-    needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for _, text, _ in printed)
+    needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for text in functions.texts.values())
     head = ""
     if prelude:
         head = _head(used - HELPERS.keys(), target, header, needs_barrier)
@@ -106,14 +98,18 @@ def emit_module(
         head += "\n" + _KERNEL_MACRO
         head += "\n"
     line = head.count("\n") + 1
-    kernels: list[KernelText] = []
+    lines: dict[str, tuple[int, int]] = {}
     pieces = [head]
-    for name, text, proc in printed:
+    for name, text in functions.texts.items():
         last = line + text.count("\n") - 1
-        kernels.append(KernelText(proc, name, text, (line, last), proc.origins, proc.path))
+        lines[name] = (line, last)
         pieces += (text, "\n")
         line = last + 2
     pieces.append(driver)
+    kernels = [
+        KernelText(proc, name, functions.texts[name], lines[name], proc.origins, proc.path)
+        for proc, name in functions.names.items()
+    ]
     return CSource(
         text="".join(pieces),
         entry=entry,
@@ -123,6 +119,33 @@ def emit_module(
         kernels=tuple(kernels),
         plan=plan,
     )
+
+
+class _Functions:
+    """The functions of a file: each proc has one, which procs that differ in names alone share."""
+
+    def __init__(self, file_names: Names, plan: MemoryPlan) -> None:
+        self.names: dict[Proc, str] = {}
+        self.texts: dict[str, str] = {}
+        self.used: set[str] = set()
+        self._file_names = file_names
+        self._plan = plan
+        self._shared = Shared()
+
+    def print(self, proc: Proc) -> str:
+        """Return the name of the proc's function, printing it if it is the first of its kind."""
+        if proc in self.names:
+            return self.names[proc]
+        name = self._file_names.give(proc, proc.name)
+        text, used, given = _function(proc, name, self._plan, self.names)
+        first = self._shared.find(text, name, given)
+        if first is not None:
+            self._file_names.take_back(proc)
+            self.names[proc] = first
+            return first
+        self.names[proc], self.texts[name] = name, text
+        self.used |= used
+        return name
 
 
 def _head(used: set[str], target: TargetInfo, header: str, needs_barrier: bool) -> str:
@@ -173,7 +196,10 @@ def cells_in_common(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -
     return shared
 
 
-def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str]) -> tuple[str, set[str]]:
+def _function(
+    proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str]
+) -> tuple[str, set[str], set[str]]:
+    """Return a function's text, what it uses of prelude and helpers, and the names it gives."""
     buffers = used_buffers(proc)
     shared = cells_in_common(plan, proc, buffers)
     names = Names()
@@ -200,7 +226,7 @@ def _function(proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str])
     body = printer.body(proc.body, 1)
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
     text = f"{heading}{signature_text(f'{KERNEL} {name}', parameters)} {{\n{body}}}\n"
-    return text, printer.used
+    return text, printer.used, names.given
 
 
 def signature_text(start: str, parameters: list[str]) -> str:
@@ -232,6 +258,18 @@ def comment_lines(proc: Proc, described: list[str]) -> Iterator[str]:
         yield line
     if proc.path:
         yield f"schedule: {proc.path}"
+
+
+_SUMMARY = 60
+
+
+def summary(proc: Proc) -> str:
+    """Return what a kernel computes, shortened, with the user's line."""
+    if not proc.origins:
+        return proc.name
+    origin = proc.origins[-1]
+    text = " ".join(origin.text.split())
+    return f"{text if len(text) <= _SUMMARY else text[: _SUMMARY - 4] + ' ...'}  ({origin.source})"
 
 
 # -- the routine --------------------------------------------------------------------------------------------------
@@ -275,6 +313,8 @@ def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan
         if _has_barrier(kernel):
             arguments.append("barrier")
         call = f"{name}({', '.join(arguments)});"
-        lines.append(call if is_parallel(kernel) else f"if (tid == 0) {call}")
+        call = call if is_parallel(kernel) else f"if (tid == 0) {call}"
+        # a function that stands for several kernels says at the call what it is here
+        lines.append(f"{call}  // {summary(kernel)}" if kernel_names.count(name) > 1 else call)
     signature = f"void {entry}(void **frame, const int64_t *scalars, int tid, int nt, st_barrier *barrier)"
     return signature + " {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"

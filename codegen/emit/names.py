@@ -65,6 +65,8 @@ class Names:
         self._reserved = _BASE | frozenset(reserved)
         self._scopes: list[dict[Hashable, str]] = [{}]
         self._taken: list[set[str]] = [set()]
+        self.given: set[str] = set()
+        """Every name given so far, in any scope."""
 
     def push(self) -> None:
         """Open a scope."""
@@ -88,7 +90,14 @@ class Names:
             name = f"{base}_{number}"
         self._scopes[-1][key] = name
         self._taken[-1].add(name)
+        self.given.add(name)
         return name
+
+    def take_back(self, key: Hashable) -> None:
+        """Free the name of ``key`` in the innermost scope, which nothing printed uses."""
+        name = self._scopes[-1].pop(key)
+        self._taken[-1].discard(name)
+        self.given.discard(name)
 
     def alias(self, key: Hashable, name: str) -> None:
         """Let ``key`` share a name that was given already."""
