@@ -340,19 +340,20 @@ def join_requirement(*items: Prec | Requirement) -> Requirement:
     return joined
 
 
-def join(*precs: Prec) -> Prec:
-    """Return the least format for values drawn from all of `precs`, whatever their order.
+def join(*precs: PrecLike) -> Prec:
+    """Return the least format for values drawn from all of `precs` (formats or their names), whatever their order.
 
     All contributors must be given at once: folding pairwise is not the same. Raises PrecisionError where u4x32 meets
     another format, and for no argument.
 
-    >>> join(f8e4m3, f8e5m2), join(f16, bf16), join(f8e4m3, f8e5m2, bf16), join(u8, i8), join(i64, f16)
+    >>> join(f8e4m3, f8e5m2), join("f16", "bf16"), join(f8e4m3, f8e5m2, bf16), join(u8, i8), join(i64, f16)
     (f16, f32, bf16, i16, f16)
     """
-    requirement = join_requirement(*precs)
+    formats = [item if isinstance(item, Prec) else precision(item) for item in precs]
+    requirement = join_requirement(*formats)
     if requirement.conflict:
         raise PrecisionError(
-            f"u4x32 joins only with itself, got {', '.join(prec.name for prec in precs)}\n  {user_source().quoted()}\n"
+            f"u4x32 joins only with itself, got {', '.join(item.name for item in formats)}\n  {user_source().quoted()}\n"
             "  counter state may be read by samplers and counter operations only"
         )
     return requirement.realise()
