@@ -11,7 +11,7 @@ import pytest
 import stagedtensor as st
 
 torch = pytest.importorskip("torch")
-F = torch.nn.functional if torch else None
+F: Any = torch.nn.functional
 Array = np.ndarray[Any, Any]
 
 pytestmark = pytest.mark.peers
@@ -50,6 +50,7 @@ def compare(
         (expected * torch.tensor(weights)).sum().backward()
         np.testing.assert_allclose(ctx.get_values(y), expected.detach().numpy(), rtol=1e-10, atol=1e-12)
         for operand, peer in zip(operands, peers, strict=True):
+            assert operand.grad is not None
             np.testing.assert_allclose(ctx.get_values(operand.grad), peer.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
