@@ -133,6 +133,8 @@ class LossScaler:
         All finite: ``good_steps`` grows and the scale with it, the remainder is kept. Otherwise the scale backs off once,
         whatever ``steps``, and ``skipped`` (1 .. steps) are added to ``skipped_steps``.
         """
+        if not isinstance(grads_finite, bool | np.bool_):
+            raise TypeError(f"LossScaler: grads_finite is a bool, not {grads_finite!r}")
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
             raise ValueError(f"LossScaler: steps must be an integer of at least 1, got {steps!r}")
         if not grads_finite and not 1 <= skipped <= steps:
@@ -169,6 +171,8 @@ class LossScaler:
 
     def bind(self, ctx: Context) -> None:
         """Take possession of ``ctx``, or refuse a second one."""
+        if not hasattr(ctx, "set_values"):
+            raise TypeError(f"LossScaler: expected a context, not {type(ctx).__name__}")
         if self._context is not None and self._context is not ctx:
             raise ContextError(
                 "this LossScaler already belongs to another context; its device scalars and its host state would "
@@ -184,6 +188,8 @@ class LossScaler:
 
 def validated_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a state dict that a scaler can take. Raises CheckpointError naming the key."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"loss scaler state: expected what state_dict() returned, got {type(state).__name__}")
     expected = {"version", "scale", "good_steps", *_SETTINGS, *_COUNTERS}
     for key in sorted(expected - set(state)):
         raise CheckpointError(f"loss scaler state: key {key!r} is missing")

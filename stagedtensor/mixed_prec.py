@@ -210,9 +210,7 @@ def _gated(
         clip = clip_by_global_norm(loss, max_norm, grad_unscale=scaler.unscale, params=params)
         parts.append(clip.comp)
         options = {"grad_scale": clip.grad_scale, **_without("grad_scale", options)}
-    parts.append(
-        update(loss, learning_rate, grad_unscale=scaler.unscale, update_gate=gate, params=params, **options)
-    )
+    parts.append(update(loss, learning_rate, grad_unscale=scaler.unscale, update_gate=gate, params=params, **options))
     scaler.windows.append(window)
     return window.flags, sequence(*parts)
 
@@ -260,6 +258,10 @@ def static_scaled_update(
 
 def _require(routine: Routine, node: Node, argument: str, what: str) -> None:
     """Refuse a routine that was not built from this scaler or flag."""
+    if not hasattr(routine, "stored_nodes"):
+        raise TypeError(
+            f"{argument}: expected a routine from ctx.compile, not {type(routine).__name__} ({user_source().quoted()})"
+        )
     if node not in routine.stored_nodes:
         raise ContextError(
             f"{argument}: routine {routine.name!r} was not built from this {what}: it never touches {node.label!r} "
@@ -267,9 +269,7 @@ def _require(routine: Routine, node: Node, argument: str, what: str) -> None:
         )
 
 
-def _check_accumulation(
-    accum_steps: int, zero_routine: Routine | None, gradient_routine: Routine, what: str
-) -> int:
+def _check_accumulation(accum_steps: int, zero_routine: Routine | None, gradient_routine: Routine, what: str) -> int:
     count = check_count(accum_steps, "accum_steps")
     built_for = gradient_routine.attributes.get("accum_steps")
     if zero_routine is None and (count > 1 or built_for is not None):
@@ -351,9 +351,7 @@ def gated_step(
     if micro_routine is None:
         count = check_count(accum_steps, "accum_steps")
         if count > 1:
-            raise ValueError(
-                f"gated_step: accumulation over {count} micro-steps needs micro_routine and zero_routine"
-            )
+            raise ValueError(f"gated_step: accumulation over {count} micro-steps needs micro_routine and zero_routine")
         _require(routine, scaler.scale.node, "routine", "scaler")
     else:
         if routine.produces:

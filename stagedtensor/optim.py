@@ -13,10 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .errors import GradientError, PrecisionError
 from .language.computation import computation
-from .node import Node
+from .node import Node, Role
 from .precision import Prec, f32, f64, i32
+from .precision_solver import solve_precisions
 from .program import Comp, comment, forward_of, sequence
+from .source import user_source
 from .statements import Stage
 from .tensor import Tensor, no_gradient, tensor_of
 from .terminals import cell, host_scalar, state
@@ -32,18 +35,21 @@ update_gate, params, **its own options)``."""
 # -- state --------------------------------------------------------------------------------------------------------
 
 
-def state_prec(p: Tensor) -> Prec:
-    """Return the precision of optimizer state: f64 for an f64 parameter, else f32."""
-    node = p.node
-    fixed = node.settled.prec if node.settled else node.specified.prec if node.specified else node.default_prec
-    return f64 if fixed is f64 else f32
+def state_precs(params: Sequence[Tensor]) -> dict[Tensor, Prec]:
+    """Return the precision of each parameter's state: f64 for a parameter that is f64 as things stand, else f32."""
+    nodes = [p.node for p in params]
+    try:
+        solution = solve_precisions(nodes)
+    except PrecisionError:  # told with all its places when the step is compiled
+        return {p: f64 if p.node.default_prec is f64 else f32 for p in params}
+    return {p: f64 if solution.prec(p.node) is f64 else f32 for p in params}
 
 
-def state_of(p: Tensor, kind: str) -> Tensor:
-    """Return the state ``kind`` of a parameter; two optimizers of one kind share it."""
+def state_of(p: Tensor, kind: str, prec: Prec | None = None) -> Tensor:
+    """Return the state ``kind`` of a parameter, made at ``prec``; two optimizers of one kind share it."""
     known = p.node.states
     if kind not in known:
-        known[kind] = state(p, kind, state_prec(p)).node
+        known[kind] = state(p, kind, prec or state_precs([p])[p]).node
     return tensor_of(known[kind])
 
 
@@ -83,8 +89,15 @@ class _Gradient:
     """The text and names by which an update reads p's gradient: unscaled, then rescaled."""
 
     def __init__(self, p: Tensor, unscale: Tensor | None, rescale: Tensor | None, in_place: bool) -> None:
+        if not isinstance(p, Tensor) or p.node.role is not Role.PARAM:
+            what = f"{p.node.role.value} {p.label!r}" if isinstance(p, Tensor) else type(p).__name__
+            raise TypeError(f"an optimizer updates a parameter, not {what} ({user_source().quoted()})")
         gradient = p.grad
-        assert gradient is not None
+        if gradient is None:
+            raise GradientError(
+                f"parameter {p.label!r} has no gradient: it is not trainable\n  {p.node.source.quoted()}\n"
+                f"  {user_source().quoted()}\n  declare it with trainable=True, or leave it out of the update"
+            )
         self.parts: list[Comp] = []
         self.names: dict[str, Any] = {"g": gradient}
         self.text = "g"
@@ -168,6 +181,10 @@ def sgd_update(
     p and m keep their bits where ``update_gate`` is 0. Raises ValueError for settings out of range.
     """
     rate = learning_rate_scalar(learning_rate)
+    chosen = chosen_params(loss, params, "sgd_update")
+    if _unit_interval("momentum", momentum):
+        for p, prec in state_precs(chosen).items():
+            state_of(p, "momentum", prec)
     parts = [
         sgd_one(
             p,
@@ -180,12 +197,13 @@ def sgd_update(
             update_gate=update_gate,
             unscale_in_place=unscale_in_place,
         )
-        for p in chosen_params(loss, params, "sgd_update")
+        for p in chosen
     ]
     return replace(comment("sgd", sequence(*parts)), name="sgd_update")
 
 
 # -- AdamW --------------------------------------------------------------------------------------------------------
+
 
 def step_counters(params: Sequence[Tensor]) -> list[tuple[Tensor, list[Tensor]]]:
     """Group parameters by the i32 count of their AdamW steps.
@@ -230,20 +248,21 @@ def adamw_update(
     decay, rate = _decay(weight_decay), learning_rate_scalar(learning_rate)
     chosen = chosen_params(loss, params, "adamw_update")
     gate = {} if update_gate is None else {"gate": update_gate}
+    precs = state_precs(chosen)
     parts = []
     for count, members in step_counters(chosen):
-        corrections, computed = _bias_corrections(count, (beta1, beta2), {state_prec(p) for p in members})
+        corrections, computed = _bias_corrections(count, (beta1, beta2), {precs[p] for p in members})
         parts += [*computed, computation(_gated("t", "t + 1", update_gate), t=count, **gate)]
         for p in members:
             gradient = _Gradient(p, grad_unscale, grad_scale, unscale_in_place)
-            bc1, bc2 = corrections[state_prec(p)]
+            bc1, bc2 = corrections[precs[p]]
             names: dict[str, Any] = {
                 **gradient.names,
                 **gate,
                 "p": p,
                 "lr": rate,
-                "m": state_of(p, "adam_m"),
-                "v": state_of(p, "adam_v"),
+                "m": state_of(p, "adam_m", precs[p]),
+                "v": state_of(p, "adam_v", precs[p]),
                 "bc1": bc1,
                 "bc2": bc2,
                 "c1": 1.0 - beta1,
@@ -269,14 +288,13 @@ def _bias_corrections(
     """Return 1 - beta^(t + 1) for both betas at each precision, computed in f64 and rounded."""
     exact = [cell(f"bias_correction{at}_f64", f64) for at in (1, 2)]
     made = [
-        computation("bc =: 1 - beta **. (t + 1)", bc=bc, beta=beta, t=count) for bc, beta in zip(exact, betas, strict=True)
+        computation("bc =: 1 - beta **. (t + 1)", bc=bc, beta=beta, t=count)
+        for bc, beta in zip(exact, betas, strict=True)
     ]
     rounded = {f64: exact}
     if f32 in precs:
         rounded[f32] = [cell(f"bias_correction{at}") for at in (1, 2)]
-        made += [
-            computation("bc =: exact", bc=bc, exact=wide) for bc, wide in zip(rounded[f32], exact, strict=True)
-        ]
+        made += [computation("bc =: exact", bc=bc, exact=wide) for bc, wide in zip(rounded[f32], exact, strict=True)]
     return rounded, made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,17 +37,19 @@ def loss_accumulator(label: str = "loss_accum") -> Tensor:
 
 def trainable_params(loss: Tensor) -> list[Tensor]:
     """Return the parameters whose gradient a backward pass from ``loss`` writes, in construction order."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"trainable_params: a loss is a tensor, not {type(loss).__name__} ({user_source().quoted()})")
     return [tensor_of(node) for node in trained([loss.node])]
 
 
 def chosen_params(loss: Tensor | Sequence[Tensor], params: Sequence[Tensor] | None, what: str) -> list[Tensor]:
     """Return the parameters to train: all of the loss's, or a checked choice of them. Raises GradientError."""
-    roots = [loss] if isinstance(loss, Tensor) else list(loss)
+    roots = list(loss) if isinstance(loss, list | tuple) else [cast("Tensor", loss)]
     if not roots:
         raise GradientError(f"{what}: expected at least one loss")
     for root in roots:
         if not isinstance(root, Tensor):
-            raise TypeError(f"{what}: a loss is a tensor, not {type(root).__name__}")
+            raise TypeError(f"{what}: a loss is a tensor, not {type(root).__name__} ({user_source().quoted()})")
         gradient_of(root, what)
     available = [tensor_of(node) for node in trained([root.node for root in roots])]
     if params is None:
@@ -76,8 +78,8 @@ def positive_scalar(value: Tensor | float | None, name: str) -> Tensor | None:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} is a number or a host scalar, not {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    if not (0 < value <= f32.max_finite):
+        raise ValueError(f"{name} must be positive and finite in f32 (at most 3.4e38), got {value!r}")
     return host_scalar(name, float(value))
 
 
@@ -106,7 +108,7 @@ def grad_update(
     ``accum_loss`` adds the unscaled loss to a cell. Several roots: all forwards, one zeroing, all seeds, one backward.
     The loss's value and gradient are f32 or wider unless specified. Raises GradientError if nothing is trained.
     """
-    roots = [loss] if isinstance(loss, Tensor) else list(loss)
+    roots = list(loss) if isinstance(loss, list | tuple) else [cast("Tensor", loss)]
     wanted = _wanted(roots, params)
     count = None if accum_steps is None else check_count(accum_steps, "accum_steps")
     scale = positive_scalar(loss_scale, "loss_scale")
@@ -139,7 +141,7 @@ def _wanted(roots: Sequence[Tensor], params: Sequence[Tensor] | None) -> list[No
         return [param.node for param in chosen_params(roots, params, "grad_update")]
     for root in roots:
         if not isinstance(root, Tensor):
-            raise TypeError(f"grad_update: a loss is a tensor, not {type(root).__name__}")
+            raise TypeError(f"grad_update: a loss is a tensor, not {type(root).__name__} ({user_source().quoted()})")
         gradient_of(root, "grad_update")
     useful = useful_nodes([root.node for root in roots])
     wanted = [node for node in useful if node.record is None]
@@ -196,7 +198,12 @@ def _seed(root: Tensor, scale: Tensor | None, count: int | None) -> Statement:
     spec = Spec((CELL_ROWS,), ALL_ROWS)
     scope = Scope(spec, (scale.node,), root.node, user_source(), "seed", derives=False)
     return Statement(
-        Access(gradient, ALL_ROWS), value, scope, stage=Stage.SEED, source=scope.source, text=f"{gradient.label} =: {text}"
+        Access(gradient, ALL_ROWS),
+        value,
+        scope,
+        stage=Stage.SEED,
+        source=scope.source,
+        text=f"{gradient.label} =: {text}",
     )
 
 
@@ -214,7 +221,13 @@ def zero_param_grads(loss: Tensor | Sequence[Tensor], *, params: Sequence[Tensor
 
 
 def accumulate_into(
-    target: Tensor, source: Tensor, op: WriteOp, tree: Any, *others: Tensor, reset: bool = False, stage: Stage = Stage.UPDATE
+    target: Tensor,
+    source: Tensor,
+    op: WriteOp,
+    tree: Any,
+    *others: Tensor,
+    reset: bool = False,
+    stage: Stage = Stage.UPDATE,
 ) -> Statement:
     """``target (op)= tree(source, *others)`` reduced over all cells of ``source``; target and others are one cell."""
     spec = Spec((ALL_ROWS, *(CELL_ROWS for _ in others)), CELL_ROWS)
@@ -278,7 +291,11 @@ def clip_by_global_norm(
     Accumulated in f32 (f64 if a gradient is f64); gradient buffers are untouched. A NaN norm gives scale 1, an infinite
     one 0. Raises ValueError unless max_norm is finite and at least 0.
     """
-    if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not (math.isfinite(max_norm) and max_norm >= 0):
+    if (
+        isinstance(max_norm, bool)
+        or not isinstance(max_norm, int | float)
+        or not (math.isfinite(max_norm) and max_norm >= 0)
+    ):
         raise ValueError(f"max_norm must be finite and at least 0, got {max_norm!r}")
     chosen = chosen_params(loss, params, "clip_by_global_norm")
     # joined in so that narrow gradients square and add up in f32
@@ -315,5 +332,3 @@ def clip_by_global_norm(
     stop = {param.grad.node for param in chosen if param.grad is not None}
     comp = comment("clip", forward_of([norm, scale], stage=Stage.UPDATE, until=stop))
     return GradClip(norm, scale, replace(comp, name="clip"))
-
-

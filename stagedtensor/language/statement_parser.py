@@ -6,6 +6,7 @@ In: ``"m =: beta *. m + p.grad; p =- lr *. m"``. Out: one ``Assignment`` per sta
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -122,6 +123,10 @@ def parse_statements(text: str) -> tuple[Assignment, ...]:
     return _parse_cached(text)
 
 
+_DEEPEST = 150
+"""Levels of an expression, so that no pass over it runs out of Python's stack."""
+
+
 @lru_cache(maxsize=256)
 def _parse_cached(text: str) -> tuple[Assignment, ...]:
     tree = parse("statement", "start", text, what=WHAT, words=_WORDS, advice=_advice)
@@ -158,23 +163,46 @@ def _reference(tree: ParseTree) -> Reference:
     return Reference(str(tree.children[0]), len(tree.children) > 1, offset_of(tree))
 
 
-def _term(tree: ParseTree, text: str) -> Term:
+def _term(tree: ParseTree, text: str, depth: int = 0) -> Term:
     parts = tree.children
+    if depth > _DEEPEST:
+        raise spec_error(
+            text,
+            offset_of(tree),
+            f"an expression of more than {_DEEPEST} levels",
+            what=WHAT,
+            expected="fewer levels",
+            advice="write the parts as statements of their own, or build them as tensors",
+        )
     match tree.data:
         case "number":
-            written = str(parts[0])
-            return Number(int(written) if written.isdecimal() else float(written), offset_of(tree))
+            return _number(str(parts[0]), offset_of(tree), text)
         case "reference":
             return _reference(tree)
         case "call":
             name = parts[0]
-            args = tuple(_term(part, text) for part in parts[1:])  # type: ignore[arg-type]
+            args = tuple(_term(part, text, depth + 1) for part in parts[1:])  # type: ignore[arg-type]
             return Call(str(name), args, offset_of(name))
         case "negative" | "tight_negative":
-            return Call("neg", (_term(parts[-1], text),), offset_of(tree), infix="-")  # type: ignore[arg-type]
+            return Call("neg", (_term(parts[-1], text, depth + 1),), offset_of(tree), infix="-")  # type: ignore[arg-type]
         case _:
             left, operator, right = parts
-            return _infix(_term(left, text), operator, _term(right, text), text)  # type: ignore[arg-type]
+            lhs, rhs = (_term(part, text, depth + 1) for part in (left, right))  # type: ignore[arg-type]
+            return _infix(lhs, operator, rhs, text)  # type: ignore[arg-type]
+
+
+def _number(written: str, at: int, text: str) -> Number:
+    value = int(written) if written.isdecimal() else float(written)
+    if isinstance(value, float) and math.isinf(value):
+        raise spec_error(
+            text,
+            at,
+            f"the number {written} is beyond every format",
+            what=WHAT,
+            expected="at most 1.797e308",
+            advice="an infinity is bound by name: big=float('inf')",
+        )
+    return Number(value, at)
 
 
 def _infix(left: Term, operator: Token, right: Term, text: str) -> Term:
