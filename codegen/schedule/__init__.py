@@ -15,6 +15,7 @@ from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
+from stagedtensor.codegen.schedule.widened import WideCopies
 from stagedtensor.numerics import Numerics
 
 __all__ = ["TargetInfo", "schedule"]
@@ -29,28 +30,32 @@ def schedule(module: Module, target: TargetInfo, numerics: Numerics) -> Module:
     module = hold_wide(module, constants)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
+    copies = WideCopies()
     for kernel in module.kernels:
-        for proc, buffers in _scheduled(kernel, constants):
+        for proc, buffers in _scheduled(kernel, constants, copies):
             kernels.append(proc)
             scratch += buffers
     return replace(module, kernels=tuple(kernels), temporaries=(*module.temporaries, *scratch))
 
 
-def _scheduled(kernel: Proc, constants: Machine) -> list[tuple[Proc, tuple[Buffer, ...]]]:
+def _scheduled(kernel: Proc, constants: Machine, copies: WideCopies) -> list[tuple[Proc, tuple[Buffer, ...]]]:
     blocks = [stmt for stmt in kernel.body if isinstance(stmt, Block)]
     if not blocks:
+        copies.forget(buffers_written(kernel.body))
         return [(kernel, ())]
     done: list[tuple[Proc, tuple[Buffer, ...]]] = []
     for stmt in kernel.body:
         if not isinstance(stmt, Block):
             done.append((_proc(kernel, kernel.name, (stmt,), kernel.path, kernel.cost), ()))
+            copies.forget(buffers_written(stmt))
             continue
         base = kernel.name if len(blocks) == 1 else stmt.name
-        for nest in plan_block(stmt, constants):
+        for nest in plan_block(stmt, constants, copies):
             proc = _proc(kernel, f"{base}{nest.suffix}", nest.body, nest.path, nest.cost)
             if stmt.origins:
                 proc = replace(proc, origins=stmt.origins)
             done.append((proc, nest.scratch))
+        copies.forget(buffers_written(stmt))
     return done
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant, flat_index
 from stagedtensor.codegen.loop_ir import Block, Buffer, Cost, Expr, Iterator_, Load, Stmt, children, with_children
+from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.codegen.schedule.analysis import (
     Contraction,
     contraction,
@@ -29,10 +30,15 @@ from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
 from stagedtensor.codegen.schedule.split import combinable, split
 from stagedtensor.codegen.schedule.transpose import fits, transposing
+from stagedtensor.codegen.schedule.widened import WideCopies, narrow_load
 from stagedtensor.precision import f32
 
 _MOST_SCRATCH = 1 << 28
 _ROWS_THAT_REPAY = 16
+_USES_THAT_REPAY = 8
+_ROWS_OF_A_TILE = 8
+_FAR = 1 << 40
+_MOST_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class Nest:
     scratch: tuple[Buffer, ...] = ()
 
 
-def plan_block(block: Block, machine: Machine) -> tuple[Nest, ...]:
-    """Return the nests that compute ``block``."""
+def plan_block(block: Block, machine: Machine, copies: WideCopies | None = None) -> tuple[Nest, ...]:
+    """Return the nests that compute ``block``; ``copies`` are those that earlier kernels made, and get what it adds."""
     block = without_single_lets(block)
     cost = cost_of(block)
     parallel = cost.flops > machine.serial_flops or cost.nbytes > machine.serial_bytes
@@ -58,9 +64,9 @@ def plan_block(block: Block, machine: Machine) -> tuple[Nest, ...]:
     if encoded_in(*expressions(block)) is not None:
         planned = encoded_contraction(block, machine.reduction_lanes(f32), parallel=parallel)
         return (_nest(*(planned or serial(block, parallel=parallel)), cost, parallel),)
-    found = contraction(block)
+    found = contraction(collapse(block))
     if found is not None:
-        tiled = _contraction(found, machine, cost, parallel)
+        tiled = _contraction(found, machine, cost, parallel, copies or WideCopies())
         if tiled is not None:
             return tiled
     return _reduction(block, machine, cost, parallel)
@@ -104,8 +110,22 @@ def _roles(found: Contraction) -> _Roles | None:
         for item in block.data
         if item is not vector and depends(row_operand, item) and not depends(column_operand, item)
     ]
-    row = max(candidates, key=lambda item: item.bound, default=None)
-    return _Roles(vector, row, column_operand, row_operand)
+    guarded = () if block.guard is None else symbols_of(block.guard)
+    free = [item for item in candidates if item.symbol not in guarded]
+    return _Roles(vector, _row(free or candidates, row_operand), column_operand, row_operand)
+
+
+def _row(candidates: list[Iterator_], operand: Expr) -> Iterator_ | None:
+    """The longest, but of those long enough for a tile the one whose steps through the operand are shortest."""
+    longest = max(candidates, key=lambda item: item.bound, default=None)
+    if longest is None or longest.bound < _ROWS_OF_A_TILE:
+        return longest
+
+    def step(item: Iterator_) -> int:
+        steps = [stride(load, item.symbol) for load in loads_in(operand)]
+        return max((_FAR if step is None else abs(step) for step in steps), default=0)
+
+    return min((item for item in candidates if item.bound >= _ROWS_OF_A_TILE), key=step)
 
 
 def _unit_iterator(block: Block) -> Iterator_ | None:
@@ -125,7 +145,9 @@ def _is_plain(expr: Expr) -> bool:
     return isinstance(expr, Load)
 
 
-def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: bool) -> tuple[Nest, ...] | None:
+def _contraction(
+    found: Contraction, machine: Machine, cost: Cost, parallel: bool, copies: WideCopies
+) -> tuple[Nest, ...] | None:
     block, roles = found.block, _roles(found)
     if roles is None or any(item.bound == 0 for item in block.iterators):
         return None
@@ -137,13 +159,32 @@ def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: boo
     pack_columns = may_pack and (
         not unit
         or width % machine.lanes(prec) != 0
-        or (height >= _ROWS_THAT_REPAY and not _is_plain(roles.column_operand))
         or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
+        or (
+            height >= _ROWS_THAT_REPAY and not _is_plain(roles.column_operand) and not narrow_load(roles.column_operand)
+        )
     )
+    if unit and _repeats(block, roles.column_operand) > _MOST_REPEATS:
+        pack_columns = False  # windows over an image: panels would hold every value many times
     if not unit and not pack_columns:
         return None
     shape = tile_shape(machine, prec.bytes, height, width, padded=pack_columns)
     nests: list[Nest] = []
+
+    def exchanged(old: Expr, new: Load) -> Load:
+        nonlocal block
+        block = _replace_operand(block, old, new)
+        return new
+
+    if _pays_to_widen(block, roles.row_operand, width):
+        wide, nest = _widened(roles.row_operand, copies, machine)
+        roles = replace(roles, row_operand=exchanged(roles.row_operand, wide))
+        nests += nest
+    if _pays_to_widen(block, roles.column_operand, height) and (not pack_columns or copies.has(roles.column_operand)):
+        wide, nest = _widened(roles.column_operand, copies, machine)
+        roles = replace(roles, column_operand=exchanged(roles.column_operand, wide))
+        nests += nest
+    packs = 0
     if pack_columns:
         packed = _packed(block, roles.column_operand, vector, shape.columns)
         if packed is None:
@@ -152,18 +193,43 @@ def _contraction(found: Contraction, machine: Machine, cost: Cost, parallel: boo
             shape = tile_shape(machine, prec.bytes, height, width, padded=False)
         else:
             nests.append(_pack_nest(packed, machine))
-            block = _replace_operand(block, roles.column_operand, packed.operand)
-            shape = replace(shape, padded_columns=True)
+            exchanged(roles.column_operand, packed.operand)
+            shape, packs = replace(shape, padded_columns=True), packs + 1
     if row is not None and block.guard is None and _pays_to_pack_rows(block, roles, row, shape, width):
         packed = _packed(block, roles.row_operand, row, shape.rows)
         if packed is not None:
             nests.append(_pack_nest(packed, machine))
-            block = _replace_operand(block, roles.row_operand, packed.operand)
-            shape = replace(shape, padded_rows=True)
+            exchanged(roles.row_operand, packed.operand)
+            shape, packs = replace(shape, padded_rows=True), packs + 1
     body, path = columns(block, vector, row, shape, parallel=parallel)
-    packs = len(nests)
     note = f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
     return (*nests, _nest(body, note, cost, parallel))
+
+
+def _repeats(block: Block, operand: Expr) -> float:
+    """How often panels of ``operand`` would hold each cell of the buffers that it reads."""
+    read = points(tuple(item for item in block.iterators if depends(operand, item)))
+    cells = sum({load.buffer: load.buffer.size for load in loads_in(operand)}.values())
+    return read / max(1, cells)
+
+
+def _pays_to_widen(block: Block, operand: Expr, uses: int) -> bool:
+    """Worth it where every value is used several times and the buffer has no more cells than that."""
+    load = narrow_load(operand)
+    if load is None or uses < _USES_THAT_REPAY or 4 * load.buffer.size > _MOST_SCRATCH:
+        return False
+    read = points(tuple(item for item in block.iterators if depends(operand, item)))
+    return load.buffer.size <= read
+
+
+def _widened(operand: Expr, copies: WideCopies, machine: Machine) -> tuple[Load, list[Nest]]:
+    wide, filling = copies.of(operand)
+    if filling is None:
+        return wide, []
+    cost = cost_of(filling)
+    body, _ = elementwise(filling, parallel=cost.nbytes > machine.serial_bytes)
+    suffix = f"_{wide.buffer.name}"
+    return wide, [_nest(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
 
 
 def _packed(block: Block, operand: Expr, tiled: Iterator_, size: int) -> Packed | None:
@@ -222,10 +288,10 @@ def tile_shape(machine: Machine, cell_bytes: int, height: int, width: int, *, pa
     for vectors in (4, 3, 2, 1):
         size = vectors * lanes
         if not padded and size > width:
-            if vectors > 1:
+            if size - width >= lanes:
                 continue
             size = width
-        useful_columns = width / (-(-width // size) * size)
+        useful_columns = width / (-(-width // size) * vectors * lanes)
         room = (machine.registers - vectors - 1) // vectors
         for height_of_tile in range(1, min(room, 14 if vectors == 1 else 8, max(1, height)) + 1):
             useful_rows = height / (-(-height // height_of_tile) * height_of_tile)
