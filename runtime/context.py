@@ -362,7 +362,6 @@ class Context:
                 held = self._store.ensure(node, shapes.shape(node), precisions.prec(node))
             array = self._device.view(held.buffer).reshape(held.shape.dims)
             if isinstance(array, np.ndarray):  # CuPy's arrays have no such flag
-                if isinstance(array, np.ndarray):  # CuPy's arrays have no such flag
                 array.flags.writeable = writable
             return array
 
