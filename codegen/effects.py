@@ -85,12 +85,14 @@ def named(module: ir.Module) -> ir.Module:
 def distinct_names(kernels: Iterable[ir.Proc]) -> tuple[ir.Proc, ...]:
     """Number repeated kernel names in order of appearance."""
     taken: set[str] = set()
+    counts: dict[str, int] = {}
     result = []
     for kernel in kernels:
-        name, count = kernel.name, 1
+        name, count = kernel.name, counts.get(kernel.name, 1)
         while name in taken:
             count += 1
             name = f"{kernel.name}_{count}"
+        counts[kernel.name] = count
         taken.add(name)
         result.append(kernel if name == kernel.name else kernel_of(replace(block_of(kernel), name=name)))
     return tuple(result)

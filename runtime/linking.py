@@ -110,11 +110,13 @@ def for_codegen(solved: Solved, keep: frozenset[Node]) -> SolvedProgram:
 def precisions(solved: Solved) -> dict[str, NodePrecision]:
     """Return each node's settled precision with its reason, by label (numbered where labels repeat)."""
     table: dict[str, NodePrecision] = {}
+    counts: dict[str, int] = {}
     for node in solved.nodes:
-        label, count = node.label, 1
+        label, count = node.label, counts.get(node.label, 1)
         while label in table:
             count += 1
             label = f"{node.label}_{count}"
+        counts[node.label] = count
         table[label] = NodePrecision(label, str(solved.prec(node)), str(solved.reason(node)))
     return table
 

@@ -31,6 +31,8 @@ class _Access:
     buffer: Buffer
     start: int | None
     """Offset in the arena; None for a buffer of its own."""
+    end: int
+    """Offset behind its last byte, where it has a start."""
     writes: bool
     parallel: bool
     owner: Owner
@@ -63,7 +65,7 @@ def _overlap(old: _Access, new: _Access) -> bool:
         return True
     if old.start is None or new.start is None:
         return False
-    return old.start < new.start + new.buffer.nbytes and new.start < old.start + old.buffer.nbytes
+    return old.start < new.end and new.start < old.end
 
 
 def _accesses(kernel: Proc, plan: MemoryPlan) -> Iterator[_Access]:
@@ -73,7 +75,8 @@ def _accesses(kernel: Proc, plan: MemoryPlan) -> Iterator[_Access]:
         if buffer.space != "global":
             continue
         owner = _owner(kernel, buffer) if parallel else None
-        yield _Access(buffer, plan.offsets.get(buffer), buffer in written, parallel, owner)
+        start = plan.offsets.get(buffer)
+        yield _Access(buffer, start, (start or 0) + buffer.nbytes, buffer in written, parallel, owner)
 
 
 def _owner(kernel: Proc, buffer: Buffer) -> Owner:

@@ -15,7 +15,16 @@ from dataclasses import replace
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, is_deep, kernel_of, loads_of, with_kernels
-from stagedtensor.codegen.passes.place import Item, Mode, Report, decide, is_view, point_expressions, substitution
+from stagedtensor.codegen.passes.place import (
+    Item,
+    Mode,
+    Report,
+    Touched,
+    decide,
+    is_view,
+    point_expressions,
+    substitution,
+)
 from stagedtensor.codegen.passes.simplify import simplify_block
 from stagedtensor.codegen.rewrite import Rewriter, substitute
 
@@ -27,16 +36,18 @@ def inline(module: ir.Module, report: Report | None = None) -> ir.Module:
     """
     temporaries = frozenset(module.temporaries)
     items = [Item.of(block_of(kernel)) for kernel in module.kernels]
+    touched = Touched(items)
     removed: set[int] = set()
     for views in (True, False):
         for position in range(len(items)):
             if position in removed or (views and not is_view(items[position].block)):
                 continue
             target = items[position].block.stores[0].buffer
-            decision, uses = decide(items, position, temporaries)
+            decision, uses = decide(items, position, temporaries, touched)
             if decision.mode is Mode.VIRTUAL:
                 for use in uses:
                     items[use] = Item.of(simplify_block(with_value(items[use].block, items[position].block)))
+                    touched.note(use, items[use])
                 removed.add(position)
                 items[position] = Item.of(replace(items[position].block, stores=(), lets=()))
             if report is not None and target in temporaries:

@@ -8,6 +8,7 @@ Nothing is rewritten here; ``inline`` and ``fuse`` act on it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -134,14 +135,39 @@ def point_expressions(block: ir.Block) -> Iterator[ir.Expr]:
 # -- decisions -----------------------------------------------------------------------------------------------------
 
 
-def decide(items: Sequence[Item], position: int, temporaries: frozenset[ir.Buffer]) -> tuple[Decision, list[int]]:
+class Touched:
+    """Which kernels may touch a buffer, in order: asking them all for every value would take quadratic time."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._positions: dict[ir.Buffer, list[int]] = {}
+        for position, item in enumerate(items):
+            self.note(position, item)
+
+    def note(self, position: int, item: Item) -> None:
+        """Add what a kernel touches; buffers that it touches no more stay listed."""
+        for buffer in item.effects.read_set | item.effects.write_set:
+            known = self._positions.setdefault(buffer, [])
+            at = bisect_left(known, position)
+            if at == len(known) or known[at] != position:
+                known.insert(at, position)
+
+    def after(self, position: int, buffer: ir.Buffer) -> list[int]:
+        """Return the kernels behind ``position`` that may touch ``buffer``."""
+        known = self._positions.get(buffer, [])
+        return known[bisect_right(known, position) :]
+
+
+def decide(
+    items: Sequence[Item], position: int, temporaries: frozenset[ir.Buffer], touched: Touched
+) -> tuple[Decision, list[int]]:
     """Decide for the value that kernel ``position`` defines; also return the positions of the kernels that read it."""
     block = items[position].block
     target = block.stores[0].buffer
     problem = _not_virtual(block, target, temporaries)
     if problem:
         return Decision(Mode.BUFFER, problem), []
-    uses, problem = _uses(items, position, target)
+    later = touched.after(position, target)
+    uses, problem = _uses(items, position, target, later)
     problem = problem or _overwritten(items, position, target, uses)
     if problem:
         return Decision(Mode.BUFFER, problem), uses
@@ -165,10 +191,12 @@ def _not_virtual(block: ir.Block, target: ir.Buffer, temporaries: frozenset[ir.B
     return ""
 
 
-def _uses(items: Sequence[Item], position: int, target: ir.Buffer) -> tuple[list[int], str]:
+def _uses(
+    items: Sequence[Item], position: int, target: ir.Buffer, candidates: Sequence[int]
+) -> tuple[list[int], str]:
     """The kernels that read this version: up to the next one that writes the buffer, itself included."""
     uses = []
-    for later in range(position + 1, len(items)):
+    for later in candidates:
         effects = items[later].effects
         if target in effects.read_set:
             uses.append(later)
