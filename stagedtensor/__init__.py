@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from . import encodings, errors, losses, mixed_prec, nn, optim, schedules, train
 from .blocks import Block, block
+from .boundary import PrecisionBoundary, Stage, stage
+from .boundary_report import Convert, boundaries, converts, dump
 from .cast_twins import TwinPlacement, cast_param, master_weights, twin_of, with_master_weights
 from .checkpoint import LoadReport, load, save
 from .composite import composite
@@ -152,6 +154,7 @@ __all__ = [
     "Block",
     "Comp",
     "Context",
+    "Convert",
     "GradClip",
     "Initializer",
     "LoadReport",
@@ -159,9 +162,11 @@ __all__ = [
     "LrSchedule",
     "Numerics",
     "Prec",
+    "PrecisionBoundary",
     "PrecisionPolicy",
     "Routine",
     "Session",
+    "Stage",
     "Tensor",
     "TwinPlacement",
     "abs",
@@ -174,6 +179,7 @@ __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "block",
+    "boundaries",
     "bool",
     "cast",
     "cast_param",
@@ -187,9 +193,11 @@ __all__ = [
     "constant",
     "conv2d",
     "convert",
+    "converts",
     "cos",
     "cross_entropy",
     "dropout",
+    "dump",
     "dynamic",
     "einsum",
     "elu",
@@ -303,6 +311,7 @@ __all__ = [
     "split",
     "sqrt",
     "squeeze",
+    "stage",
     "static_scaled_update",
     "stop_gradient",
     "sum",

@@ -17,7 +17,7 @@ from .source import user_source
 from .specs import pointwise
 from .statement_text import op_text
 from .statements import Composite, Operand, Slot
-from .tensor import Tensor, _composite, apply_op
+from .tensor import Tensor, _composite, apply_op, read_here
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -50,6 +50,8 @@ def composite(name: str, *, float_only: bool = False, wide_result: bool = False)
 def _build(
     name: str, function: Callable[..., Tensor], args: Any, kwargs: Any, *, float_only: bool, wide_result: bool
 ) -> Tensor:
+    args = [read_here(value) if isinstance(value, Tensor) else value for value in args]
+    kwargs = {key: read_here(value) if isinstance(value, Tensor) else value for key, value in kwargs.items()}
     from_user = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     outer = list(dict.fromkeys(from_user))
     if not outer:

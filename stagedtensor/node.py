@@ -16,7 +16,9 @@ import numpy as np
 
 from .dims import DeclaredShape, Shape
 from .encoded import Encoded
+from .errors import EncodingError
 from .precision import Prec
+from .regions import Region, open_region
 from .session import Session, current_session
 from .source import Source, user_source
 
@@ -58,6 +60,13 @@ class Specified:
     prec: Prec
     source: Source
     by: SpecifiedBy = "user"
+    name: str = ""
+    """For a region: its name."""
+
+    @property
+    def party(self) -> str:
+        """Who specified it, in words."""
+        return f"region {self.name}" if self.name else self.by
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,8 @@ class Node:
 
     __slots__ = (
         "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "encoded", "flush_subnormal", "gradient",
-        "init", "label", "literal", "number", "observable", "owner", "placement", "record", "role", "saturate",
+        "init", "label", "literal", "number", "observable", "owner", "placement", "record", "region", "role",
+        "saturate",
         "session", "settled", "settled_shape", "source", "specified", "state_kind", "states", "tags", "tensor", "top_down",
         "trainable", "value", "writers",
     )  # fmt: skip
@@ -113,6 +123,8 @@ class Node:
         """For a gradient: the value node it belongs to (same shape)."""
         self.gradient: Node | None = None
         self.record: OpRecord | None = None
+        self.region: Region | None = open_region()
+        """The precision region it was made in."""
         self.consumers: list[OpRecord] = []
         self.writers: list[Any] = []
         """Shape scopes of assignments (statement strings) that write this node: constraints, not definitions."""
@@ -169,6 +181,16 @@ class HasNode(Protocol):
     @property
     def params(self) -> tuple[Any, ...]:
         """The parameters it depends on, in construction order."""
+
+
+def refuse_encoded(node: Node, what: str) -> None:
+    """Raise EncodingError if ``node`` is a packed weight, which is read as it is and never trained."""
+    if node.encoded is not None:
+        raise EncodingError(
+            f"{what} the encoded weight {node.label!r} ({node.encoded.encoding}, {list(node.encoded.shape)}): packed weights "
+            f"are fixed\n  {node.source.quoted()}\n  {user_source().quoted()}\n  multiply with it as it is "
+            "(weight @ x, st.matmul_nt(x, weight)), or make a dense copy with encoded.repack_to(st.encodings.Dense(4))"
+        )
 
 
 def ancestors(roots: Sequence[Node], *, until: Iterable[Node] = ()) -> list[Node]:

@@ -220,7 +220,7 @@ def conflict(node: Node, wanted: Prec, source: Source) -> PrecisionError:
         "range": "its precision is fixed: convert with cast(...)",
         "region": "the region pinned it: convert with cast(...), or change the region's precision",
     }.get(known.by, "specify one precision only, or convert with cast(...)")
-    by = "" if known.by == "user" else f" (by {known.by})"
+    by = "" if known.by == "user" else f" (by {known.party})"
     return PrecisionError(
         f"{node.label}: cannot specify {wanted}, {known.prec} is specified already{by}\n"
         f"  {known.prec} {known.source.quoted()}\n  {wanted} {source.quoted()}\n  {advice}"

@@ -291,8 +291,8 @@ class _Sweep:
         if override is not None:
             return Reason(node, "R5", override.prec, override.update.source, note=override.note)
         if node.specified is not None:
-            by = node.specified.by
-            return Reason(node, "R4", node.specified.prec, node.specified.source, note="" if by == "user" else by)
+            known = node.specified
+            return Reason(node, "R4", known.prec, known.source, note="" if known.by == "user" else known.party)
         derivation = self._derivations[node]
         if derivation.flow is Flow.INTERIOR:
             interior = self._interior(node, derivation)

@@ -7,7 +7,7 @@ successful compile; nothing else here changes a node. No code is generated here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
@@ -17,6 +17,7 @@ from .literal_guard import check_literals
 from .node import HasNode, Node, SettledShape, ancestors
 from .precision import Prec
 from .precision_reasons import Reason
+from .precision_rules import BARRIER
 from .precision_solver import PrecisionSolution, settle, solve_precisions
 from .shapes.graph import owner_of_shape
 from .shapes.index import Projected
@@ -25,7 +26,7 @@ from .shapes.solution import ShapeSolution
 from .shapes.solver import solve_shapes
 from .source import user_source
 from .statement_text import statement_text
-from .statements import Apply, Expr, Literal_, Stage, Statement
+from .statements import Access, Apply, Expr, Literal_, Stage, Statement
 
 Path: TypeAlias = tuple[str, ...]
 """The labels of the named parts around a statement, outermost first."""
@@ -297,6 +298,10 @@ def solve_program(
         for statement, path in pairs
         if not (statement.unless_narrow and precisions.prec(statement.target.node).is_narrow)
     ]
+    bypassed = equal_boundaries(nodes, precisions, kept)
+    if bypassed:
+        pairs = [(around(statement, bypassed), path) for statement, path in pairs if statement.scope.result not in bypassed]
+        nodes = tuple(node for node in nodes if node not in bypassed)
     return Solved(
         name or computation.name,
         tuple(statement for statement, _ in pairs),
@@ -306,3 +311,55 @@ def solve_program(
         shapes,
         precisions,
     )
+
+
+# -- boundaries that convert nothing ------------------------------------------------------------------------------
+
+
+def equal_boundaries(
+    nodes: Iterable[Node], precisions: PrecisionSolution, kept: Container[Node] = ()
+) -> dict[Node, Node]:
+    """Return, for boundary converts whose sides solved equal, what their readers read instead: values and gradients.
+
+    What the caller keeps or a host may read stays a node of its own.
+    """
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        record = node.record
+        if record is None or record.kind != BARRIER or node in kept or node.observable:
+            continue
+        source, gradient = record.operands[0].node, node.gradient
+        if precisions.prec(source) is not precisions.prec(node):
+            continue
+        if gradient is not None and (source.gradient is None or gradient.observable or gradient in kept):
+            continue
+        found[node] = source
+        if gradient is not None and source.gradient is not None:
+            found[gradient] = source.gradient
+    for node, source in found.items():
+        while source in found:
+            source = found[source]
+        found[node] = source
+    return found
+
+
+def around(statement: Statement, bypassed: Mapping[Node, Node]) -> Statement:
+    """Return the statement over what lies beyond the boundaries that are bypassed."""
+    target = statement.target
+    if target.node in bypassed:
+        target = replace(target, node=bypassed[target.node])
+    expr = _around(statement.expr, bypassed)
+    if target is statement.target and expr is statement.expr:
+        return statement
+    return replace(statement, target=target, expr=expr)
+
+
+def _around(expr: Expr, bypassed: Mapping[Node, Node]) -> Expr:
+    match expr:
+        case Access(node) if node in bypassed:
+            return replace(expr, node=bypassed[node])
+        case Apply(op, args):
+            changed = tuple(_around(arg, bypassed) for arg in args)
+            return Apply(op, changed) if any(new is not old for new, old in zip(changed, args, strict=True)) else expr
+        case _:
+            return expr

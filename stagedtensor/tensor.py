@@ -18,10 +18,12 @@ from .conversion import ingest
 from .dims import DeclaredAxis, DeclaredRow, DeclaredShape, Index, Shape
 from .encoded import Encoded
 from .errors import PrecisionError, ShapeError, StagedTensorError
-from .node import Node, Placement, Role, Specified, ancestors
+from .node import Node, Placement, Role, Specified, ancestors, refuse_encoded
 from .op_table import OPS
 from .precision import Prec, precision, u4x32
+from .precision_rules import BARRIER
 from .precision_solver import solve_precisions
+from .regions import open_region
 from .session import open_session
 from .shapes.solver import solve_shapes
 from .source import Source, user_source
@@ -108,6 +110,7 @@ class Tensor:
     @property
     def grad(self) -> Tensor | None:
         """The gradient as a tensor of its own, or None where nothing leads to a parameter."""
+        refuse_encoded(self.node, "there is no gradient of")
         gradient = self.node.gradient
         return None if gradient is None else tensor_of(gradient)
 
@@ -271,6 +274,7 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
     node.data = data.copy()
     if prec is None:
         node.literal = value
+        adopt(node)
     else:
         node.specified = Specified(prec, node.source, "data")
     return Tensor(node)
@@ -314,6 +318,30 @@ def new_node(role: Role, label: str, **options: Any) -> Node:
             part = part.parent
         node.tags = frozenset(names)
     return node
+
+
+def adopt(node: Node) -> None:
+    """Let the region that a new node was made in fix its precision; the interior of a composite follows its result."""
+    if node.region is not None and _composite.get() is None:
+        node.region.adopt(node)
+
+
+def read_here(tensor: Tensor) -> Tensor:
+    """Return the tensor as an op built now reads it: converted where it was made in another precision region."""
+    here, made = open_region(), tensor.node.region
+    if here is made or tensor.node.value is not None:
+        return tensor
+    region = here or made
+    assert region is not None
+    carried: Tensor = region.carry(tensor, here)
+    return carried
+
+
+def _reads_across(kind: str, tensor: Tensor, slot: Slot) -> bool:
+    """Whether an operand crosses: data does; boundaries and the casts that make twins read what lies beyond."""
+    if kind == "cast" and tensor.node.role is Role.PARAM:
+        return False
+    return slot is Slot.DATA and kind != BARRIER
 
 
 def add_gradient(node: Node) -> None:
@@ -362,8 +390,14 @@ def apply_op(
     ``tree`` maps the operands' accesses to the statement's expression. ``rule`` names the gradient rule; None makes
     the op non-differentiable. ``prec`` fixes the result's precision (casts, argmax).
     """
+    slots = tuple(slots) if slots is not None else (Slot.DATA,) * len(operands)
+    operands = [
+        read_here(operand) if _reads_across(kind, operand, slot) else operand
+        for operand, slot in zip(operands, slots, strict=True)
+    ]
     nodes = tuple(operand.node for operand in operands)
-    slots = tuple(slots) if slots is not None else (Slot.DATA,) * len(nodes)
+    if kind in ("permute", "reshape"):
+        refuse_encoded(nodes[0], f"{kind} of")
     source = source or user_source()
     # outside any session block, what is built on a graph joins that graph's session
     home = open_session() or (nodes[0].session if nodes else None)
@@ -398,6 +432,7 @@ def apply_op(
     )
     if carries and not _without_gradient.get() and (prec is None or prec.is_float):
         add_gradient(result)
+    adopt(result)
     return Tensor(result)
 
 

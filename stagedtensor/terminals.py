@@ -19,7 +19,7 @@ from .precision import Prec, f32, i32, precision
 from .source import user_source
 from .specs import ALL_ROWS, Spec
 from .statements import Apply, LinearIndex, Literal_
-from .tensor import Tensor, _parameter_hook, add_gradient, apply_op, encoded_constant, new_node
+from .tensor import Tensor, _parameter_hook, add_gradient, adopt, apply_op, encoded_constant, new_node
 
 Rows = Sequence[Any] | int | None
 """Axes as the user writes them: sizes, ``None`` (inferred), ``("label", size)``, ``st.dynamic`` extents, captures."""
@@ -120,6 +120,11 @@ def param(
     name = qualified(name)
     check_stage(f"parameter {name!r}")
     format_ = None if prec is None else precision(prec)
+    if isinstance(init, Encoded):
+        raise EncodingError(
+            f"parameter {name!r}: encoded weights are never trained; use st.constant(encoded), or init=encoded.numpy() "
+            f"({user_source().quoted()})"
+        )
     data = None
     initializer = as_initializer(init) if init is not None else None
     if init is not None and initializer is None:
@@ -149,6 +154,7 @@ def _finish(node: Node, prec: Prec | None, with_gradient: bool) -> Tensor:
         node.specified = Specified(prec, node.source, "user")
     if with_gradient:
         add_gradient(node)
+    adopt(node)
     return Tensor(node)
 
 
@@ -228,6 +234,7 @@ def constant(
     )
     if format_ is None:
         node.literal, node.data = value, data.copy()
+        adopt(node)
     else:
         node.specified = Specified(format_, node.source, "data")
         node.data = convert(data, format_)

@@ -14,6 +14,7 @@ from typing import Any
 
 from stagedtensor.node import Node
 from stagedtensor.precision import i32
+from stagedtensor.regions import _region
 from stagedtensor.specs import ShapeSpec, Spec
 from stagedtensor.statements import Access, Apply, Expr, LinearIndex, OpRecord, Slot, Stage, Statement
 from stagedtensor.tensor import Tensor, _composite, apply_op, no_gradient, tensor_of
@@ -58,12 +59,14 @@ def carriers(record: OpRecord, useful: set[Node]) -> Callable[[Access], bool]:
 
 @contextmanager
 def _inside(record: OpRecord) -> Iterator[None]:
-    """Build auxiliary ops in the composite the record belongs to, without gradients."""
+    """Build auxiliary ops in the composite and the region the record belongs to, without gradients."""
     token = _composite.set(record.result.composite)
+    region_token = _region.set(record.result.region)
     try:
         with no_gradient():
             yield
     finally:
+        _region.reset(region_token)
         _composite.reset(token)
 
 

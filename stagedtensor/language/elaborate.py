@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stagedtensor import boundary
 from stagedtensor.blocks import applying, inside
 from stagedtensor.errors import GradientError, LanguageError, StagedTensorError
 from stagedtensor.precision import Prec
@@ -131,8 +132,11 @@ class Elaborator:
                 return self._sequence(items, scope)
             case ast.Assignment():
                 return computation_of(self, [node], scope)
-            case ast.StageBoundary():  # the scope check refuses it already
-                raise self.text.fault(node.at, "precision boundaries cannot be built yet")
+            case ast.StageBoundary():
+                region = self._region(node, scope)
+                with region:
+                    value = self.evaluate(node.value, scope)
+                return region.leave(value)
 
     def _items(self, items: tuple[ast.Expr, ...], scope: Scope) -> list[Any]:
         return [self.evaluate(item, scope) for item in items]
@@ -266,6 +270,14 @@ class Elaborator:
             words()["specify"](tensor, prec)
             return tensor
 
+    def _region(self, node: ast.StageBoundary, scope: Scope) -> boundary.Stage:
+        """Make the region of ``stage precision "label"``; a name that is bound to a precision means that one."""
+        prec: Any = None if node.precision is None else node.precision.name
+        bound = scope.names.get(prec)
+        with self._at(node.at):
+            weights: boundary.Weights = "narrow" if node.weights and node.weights.name == "narrow" else "master"
+            return boundary.stage(node.label, bound if isinstance(bound, Prec) else prec, weights)
+
     def _sequence(self, items: tuple[ast.Expr, ...], scope: Scope) -> Any:
         """Join computations; assignments in a row are one computation, as in a string."""
         parts: list[Any] = []
@@ -317,6 +329,9 @@ class Elaborator:
                 else:
                     self.make_parameters(yes, scope, hidden)
                     self.make_parameters(no, scope, hidden)
+            case ast.StageBoundary(_, _, inner):
+                with self._region(body, scope):
+                    self.make_parameters(inner, scope, hidden)
             case _:
                 for child in ast.children(body):
                     inner_node = child.value if isinstance(child, ast.Argument) else child

@@ -220,11 +220,12 @@ class Ascription(Syntax):
 
 @dataclass(frozen=True)
 class StageBoundary(Syntax):
-    """``stage precision "label" value``: a region of another precision."""
+    """``stage precision "label" ~weights:narrow value``: a region, of another precision if one is given."""
 
-    precision: Name
+    precision: Name | None
     label: str
     value: Expr
+    weights: Name | None = None
 
 
 @dataclass(frozen=True)

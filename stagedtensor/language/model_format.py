@@ -118,8 +118,10 @@ def _written(node: ast.Expr, indent: str) -> tuple[int, str]:
             return _ATOM, _inline_parameter(node, indent)
         case ast.Ascription(value, precision):
             return _ATOM, f"({_expr(value, _BODY, indent)} : {precision.name})"
-        case ast.StageBoundary(precision, label, value):
-            return _APPLY, f'stage {precision.name} "{label}" {_expr(value, _ATOM, indent)}'
+        case ast.StageBoundary(prec, label, value, weights):
+            head = f"stage {prec.name}" if prec is not None else "stage"
+            setting = f" ~weights:{weights.name}" if weights is not None else ""
+            return _APPLY, f'{head} "{label}"{setting} {_expr(value, _ATOM, indent)}'
         case ast.Let():
             return _BODY, _let(node, indent)
         case ast.Fun(parameters, body):

@@ -186,9 +186,7 @@ class _Builder:
             "batch_array": lambda t: ast.BatchArray(self.exprs(t), at=_start(t)),
             "ascription": lambda t: ast.Ascription(self.expr(t, 0), self.name(t.children[1]), at=_start(t)),
             "inline_parameter": self.inline_parameter,
-            "stage_boundary": lambda t: ast.StageBoundary(
-                self.name(t.children[0]), self.quoted(t, 1), self.expr(t, 2), at=_start(t)
-            ),
+            "stage_boundary": self.stage_boundary,
         }
 
     # -- texts ------------------------------------------------------------------------------------------------------
@@ -246,6 +244,21 @@ class _Builder:
     def name(self, tree: ParseTree | lark.Token) -> ast.Name:
         assert isinstance(tree, lark.Tree)
         return ast.Name(str(tree.children[0]), at=_start(tree))
+
+    def stage_boundary(self, tree: ParseTree) -> ast.Expr:
+        prec, weights, rest = None, None, list(tree.children)
+        if isinstance(rest[0], lark.Tree):
+            prec = self.name(rest.pop(0))
+        label = str(rest.pop(0))[1:-1]
+        if isinstance(rest[0], lark.Tree) and rest[0].data == "stage_weights":
+            given = rest.pop(0)
+            assert isinstance(given, lark.Tree)
+            if str(given.children[0]).strip("~:") != "weights":
+                raise self.text.fault(_start(given), "a stage has no such setting", "~weights:narrow or ~weights:master")
+            weights = self.name(given.children[1])
+            if weights.name not in ("narrow", "master"):
+                raise self.text.fault(weights.at, f"unknown weights {weights.name!r}", "narrow or master")
+        return ast.StageBoundary(prec, label, self.expr(tree, len(tree.children) - 1), weights, at=_start(tree))
 
     def quoted(self, tree: ParseTree, child: int) -> str:
         return str(tree.children[child])[1:-1]

@@ -103,12 +103,10 @@ class _Checker:
                 self.function(parameters, body, names, staged=staged)
             case ast.InlineParameter():
                 self._inline_parameter(node, names, staged)
-            case ast.StageBoundary():
-                raise self.text.fault(
-                    node.at,
-                    "precision boundaries cannot be built yet",
-                    advice="until then cast what goes in and what comes out: cast x f16",
-                )
+            case ast.StageBoundary(_, label, value):
+                if not label:
+                    raise self.text.fault(node.at, "a stage without a name", 'stage f16 "body" (expression)')
+                self.expr(value, names, staged=staged)
             case ast.Assignment(target, _, value):
                 self.expr(target, names, staged=staged)
                 self.expr(value, names | frozenset(FUNCTIONS), staged=staged)

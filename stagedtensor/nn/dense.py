@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from stagedtensor.blocks import block, qualified
+from stagedtensor.boundary import Weights, stage
 from stagedtensor.composite import composite
 from stagedtensor.functions.dropout import dropout as drop
 from stagedtensor.functions.indexing import gather
 from stagedtensor.functions.pointwise import relu
+from stagedtensor.precision import PrecLike
 from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import Rows, normal, param
@@ -24,12 +26,29 @@ def _dense(x: Tensor, w: Tensor, b: Tensor | None, activation: Activation) -> Te
 
 
 @block
-def dense(out: int | Sequence[int], *, activation: Activation = None, bias: bool = True, input: Rows = None) -> Layer:
+def dense(
+    out: int | Sequence[int],
+    *,
+    activation: Activation = None,
+    bias: bool = True,
+    input: Rows = None,
+    prec: PrecLike | None = None,
+    weights: Weights = "master",
+) -> Layer:
     """activation(w @ x + b) with ``w`` of output row ``out``; product, bias and activation round once.
 
     ``out`` is a size or a row of sizes. ``w`` contracts the whole output row of x, which is inferred unless ``input``
-    gives it.
+    gives it. With ``prec`` the layer is a region of that precision, see :func:`stagedtensor.stage`.
     """
+    if prec is None:
+        return _layer(out, activation, bias, input)
+    path = qualified("w").rpartition(".")[0]
+    region = stage(path, prec, weights, labels=False)
+    layer: Layer = region(lambda: _layer(out, activation, bias, input))()
+    return lambda x: layer(x)
+
+
+def _layer(out: int | Sequence[int], activation: Activation, bias: bool, input: Rows) -> Layer:
     row = [whole(size, "dense: out") for size in ([out] if isinstance(out, int) else out)]
     w = param("w", input=input, output=row)
     b = param("b", output=row, init=0.0) if bias else None

@@ -169,7 +169,7 @@ def compound(inner: Any) -> Any:
             several(some.builds(ast.ParameterField, names, inner), 0, 2),
         ),
         some.builds(ast.Ascription, inner, names.map(ast.Name)),
-        some.builds(ast.StageBoundary, names.map(ast.Name), strings, inner),
+        some.builds(ast.StageBoundary, some.none() | names.map(ast.Name), strings, inner, some.none() | some.builds(ast.Name, some.sampled_from(["narrow", "master"]))),
         some.builds(lambda bound, body: ast.Let(bound, no_let(body)), several(bindings, 1, 2), inner),
         some.builds(ast.Fun, parameters, inner),
         some.builds(ast.If, inner, inner, inner),
