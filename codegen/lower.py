@@ -44,7 +44,8 @@ def lower(program: SolvedProgram, numerics: Numerics, backend: str) -> ir.Module
             lowering = _StatementLowering(program, projected, comment, storage, scalars, numerics, backend)
             kernels.extend(kernel_of(block) for block in lowering.blocks())
     for node in sorted(program.keep, key=lambda node: node.number):
-        storage.of(node)
+        if node.encoded is None:  # packed bytes have views only
+            storage.of(node)
     return ir.Module(
         program.name,
         distinct_names(kernels),

@@ -14,7 +14,7 @@ import numpy as np
 from stagedtensor.dims import Shape
 from stagedtensor.errors import ContextError, StagedTensorError
 from stagedtensor.initializers import Initializer, stream_key
-from stagedtensor.node import HasNode, Node, Role
+from stagedtensor.node import HasNode, Node, Role, refuse_encoded
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
@@ -307,6 +307,7 @@ class Context:
             self._consumed.discard(node)
 
     def _check_writable(self, node: Node) -> None:
+        refuse_encoded(node, "set_values: there is no assignment to")
         if node.role in (Role.CONSTANT, Role.LITERAL, Role.RANGE):
             raise ContextError(f"set_values: {describe(node)} is constant; use st.placeholder or st.host_scalar")
         if linking.is_twin(node):
@@ -340,6 +341,8 @@ class Context:
         node = node_of(t)
         with self._enter():
             self._require_values(node)
+            if node.encoded is not None:
+                return node.encoded.numpy()
             if node in self._store.stored:
                 return self._store.read(node)
             # no routine has fixed its shape and precision yet: what it would be now, and nothing is stored

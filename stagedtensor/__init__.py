@@ -61,6 +61,7 @@ from .functions.pointwise import (
     trunc,
     where,
 )
+from .functions.products import matmul_nt
 from .functions.reductions import (
     argmax,
     argmin,
@@ -260,6 +261,7 @@ __all__ = [
     "lr_at",
     "mae",
     "master_weights",
+    "matmul_nt",
     "max",
     "max_pool2d",
     "maximum",

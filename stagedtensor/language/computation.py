@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stagedtensor.errors import GradientError, SpecError
-from stagedtensor.node import Node, Role
+from stagedtensor.node import Node, Role, refuse_encoded
 from stagedtensor.op_table import OPS
 from stagedtensor.program import Comp, forward
 from stagedtensor.source import Source, user_source
@@ -106,6 +106,7 @@ def assign(
     source = user_source()
     nodes = tuple(_node(operand) for operand in operands)
     node = _node(target)
+    refuse_encoded(node, "there is no assignment to")
     if spec is None:
         spec = pointwise(len(nodes))
     elif isinstance(spec, str):
@@ -225,6 +226,7 @@ class _Builder:
             )
         node = self._node(reference, value)
         record = node.record
+        refuse_encoded(node, "there is no assignment to")
         what = _NOT_ASSIGNABLE.get(node.role)
         if record is not None and record.kind == "cast" and record.operands[0].node.role is Role.PARAM:
             what = f"a cast of the parameter {record.operands[0].node.label!r}"
