@@ -45,6 +45,7 @@ GROUPS = {
     "cast_twins": "Mixed precision",
     "loss_scaler": "Mixed precision",
     "mixed_prec": "Mixed precision",
+    "checkpoint": "Checkpoints",
 }
 ORDER = (*dict.fromkeys(GROUPS.values()), "Modules")
 

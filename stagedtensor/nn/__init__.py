@@ -18,10 +18,13 @@ from .images import (
     max_pool2d,
     resnet_block,
 )
+from .layer import Activation, Layer
 from .norms import batch_norm, group_norm, layer_norm, rms_norm, update_running
 from .transformer import decoder_block, encoder_block, feed_forward, gpt
 
 __all__ = [
+    "Activation",
+    "Layer",
     "avg_pool2d",
     "batch_norm",
     "conv2d",

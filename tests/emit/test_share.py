@@ -77,7 +77,7 @@ def test_layers_of_a_network_share_their_functions() -> None:
             routine = device.compile(y, name="layers")
             device.run(routine)
             results.append(device.get_values(y))
-        np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
         source = ctx.compile(y, name="layers").source
     functions = re.findall(r"^ST_KERNEL void (\w+)\(", source, re.M)
     entry = source[source.index("void layers(") :]
