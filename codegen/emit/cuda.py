@@ -241,9 +241,11 @@ class CudaBody(BodyPrinter):
         yield f"{pad}{stmt.name}({', '.join(arguments)});"
 
     def _argument(self, item: Expr | Buffer) -> str:
-        """A buffer by its name, a cell by its address."""
+        """A buffer by its name, a cell by its address, a test as one."""
         if isinstance(item, Buffer):
             return self.names.of(item)
+        if isinstance(item, Apply) and item.op in ("and", "lt"):
+            return self._printer.condition(item).code
         text = self._printer.text(item)
         return f"&{text}" if isinstance(item, Load) else text
 

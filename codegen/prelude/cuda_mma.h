@@ -37,3 +37,55 @@ ST_FN void st_ldmatrix_x4(uint32_t *fragment, const uint16_t *row) {
         : "memory");
 #endif
 }
+//! st_ldmatrix_x4_trans
+/* As st_ldmatrix_x4, each matrix transposed: a thread gets of each the cells of rows 2 (i % 4) and the next in column i / 4. */
+ST_FN void st_ldmatrix_x4_trans(uint32_t *fragment, const uint16_t *row) {
+#ifdef ST_EMULATED
+    st_emulated_ldmatrix_trans(fragment, row);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+        : "r"((uint32_t)__cvta_generic_to_shared(row))
+        : "memory");
+#endif
+}
+//! st_copy_async
+/* Start a copy of eight 16-bit cells from global to shared memory, both aligned to 16 bytes; of zeros where `present` is 0,
+   and then nothing is read. It has landed when a wait says so. */
+ST_FN void st_copy_async(uint16_t *to, const uint16_t *from, int present) {
+#ifdef ST_EMULATED
+    st_emulated_copy(to, from, present);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :
+        : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(present ? 16 : 0)
+        : "memory");
+#endif
+}
+//! st_copy_async_commit
+/* End a group of copies: those that this thread started since the last one. */
+ST_FN void st_copy_async_commit(void) {
+#ifdef ST_EMULATED
+    st_emulated_commit();
+#else
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+//! st_copy_async_wait_0
+/* Wait until every group of this thread has landed. */
+ST_FN void st_copy_async_wait_0(void) {
+#ifdef ST_EMULATED
+    st_emulated_wait(0);
+#else
+    asm volatile("cp.async.wait_group 0;" : : : "memory");
+#endif
+}
+//! st_copy_async_wait_1
+/* Wait until every group of this thread but the last has landed. */
+ST_FN void st_copy_async_wait_1(void) {
+#ifdef ST_EMULATED
+    st_emulated_wait(1);
+#else
+    asm volatile("cp.async.wait_group 1;" : : : "memory");
+#endif
+}

@@ -78,11 +78,23 @@ struct st_slot { /* what a thread shows to its warp; two turns, for a fast threa
     uint32_t words[2][8];
 };
 
+enum { ST_MOST_COPIES = 256 };
+struct st_copy {
+    uint16_t *to;
+    const uint16_t *from;
+    int present, group;
+};
+struct st_queue { /* copies that a thread started and that have not landed */
+    int count, group;
+    struct st_copy copies[ST_MOST_COPIES];
+};
+
 static struct st_launch *st_now;
 static struct st_region st_regions[ST_MOST_REGIONS];
 static int st_region_count, st_last_region;
 static struct st_fiber st_fibers[ST_MOST_THREADS];
 static struct st_slot st_slots[ST_MOST_THREADS];
+static struct st_queue st_queues[ST_MOST_THREADS];
 static char *st_stacks;
 static int st_thread, st_epoch;
 static uint32_t st_block_number;
@@ -271,7 +283,10 @@ ST_HOST static void st_release(int first, int last) {
 
 ST_HOST static void st_run_block(void) {
     const int threads = st_now->threads;
-    for (int thread = 0; thread < threads; thread++) st_fibers[thread].state = ST_READY;
+    for (int thread = 0; thread < threads; thread++) {
+        st_fibers[thread].state = ST_READY;
+        st_queues[thread].count = st_queues[thread].group = 0;
+    }
     for (;;) {
         int ran = 0;
         for (int thread = 0; thread < threads; thread++)
@@ -442,14 +457,67 @@ ST_HOST static void st_emulated_mma_bf16(float *d, const uint32_t *a, const uint
 }
 
 /* ldmatrix.x4: every row is checked as a read of its own by the thread that names it. */
+ST_HOST static int st_emulated_rows(const uint16_t *row, void *code) {
+    if ((uintptr_t)row % 16) st_found(ST_MISALIGNED, 0, 16, 0, 0, code);
+    st_access((char *)row, 16, 0, code);
+    return st_exchange(&row, (int)sizeof row);
+}
+ST_HOST static const uint16_t *st_row_named(int thread, int turn) {
+    const uint16_t *cells;
+    __builtin_memcpy(&cells, st_slots[thread].words[turn], sizeof cells);
+    return cells;
+}
 ST_HOST static void st_emulated_ldmatrix(uint32_t *fragment, const uint16_t *row) {
-    if ((uintptr_t)row % 16) st_found(ST_MISALIGNED, 0, 16, 0, 0, __builtin_return_address(0));
-    st_access((char *)row, 16, 0, __builtin_return_address(0));
-    const int turn = st_exchange(&row, (int)sizeof row);
+    const int turn = st_emulated_rows(row, __builtin_return_address(0));
     const int lane = st_thread % ST_WARP, warp = st_thread - lane;
     for (int matrix = 0; matrix < 4; matrix++) {
-        const uint16_t *cells;
-        __builtin_memcpy(&cells, st_slots[warp + 8 * matrix + lane / 4].words[turn], sizeof cells);
-        __builtin_memcpy(&fragment[matrix], cells + 2 * (lane % 4), sizeof fragment[matrix]);
+        const uint16_t *cells = st_row_named(warp + 8 * matrix + lane / 4, turn) + 2 * (lane % 4);
+        fragment[matrix] = cells[0] | (uint32_t)cells[1] << 16;
     }
+}
+ST_HOST static void st_emulated_ldmatrix_trans(uint32_t *fragment, const uint16_t *row) {
+    const int turn = st_emulated_rows(row, __builtin_return_address(0));
+    const int lane = st_thread % ST_WARP, warp = st_thread - lane;
+    for (int matrix = 0; matrix < 4; matrix++) {
+        const int first = warp + 8 * matrix + 2 * (lane % 4);
+        fragment[matrix] = st_row_named(first, turn)[lane / 4] | (uint32_t)st_row_named(first + 1, turn)[lane / 4] << 16;
+    }
+}
+
+/* -- asynchronous copies: they land at the wait, and what they write counts as unwritten until then ------------------- */
+
+ST_HOST static void st_unwrite(char *address, int bytes) {
+    for (int k = 0; k < st_region_count; k++) {
+        const struct st_region *region = &st_regions[k];
+        const ptrdiff_t offset = address - region->base;
+        if (offset < 0 || offset >= region->cells * region->cell) continue;
+        for (int64_t cell = offset / region->cell; cell <= (offset + bytes - 1) / region->cell; cell++)
+            region->shadow[cell].written = 0;
+    }
+}
+ST_HOST static void st_emulated_copy(uint16_t *to, const uint16_t *from, int present) {
+    struct st_queue *queue = &st_queues[st_thread];
+    void *code = __builtin_return_address(0);
+    if ((uintptr_t)to % 16 || (present && (uintptr_t)from % 16) || queue->count == ST_MOST_COPIES)
+        st_found(ST_MISALIGNED, 0, 16, 0, 0, code);
+    if (present) st_access((char *)from, 16, 0, code);
+    st_access((char *)to, 16, 1, code);
+    st_unwrite((char *)to, 16);
+    queue->copies[queue->count++] = st_copy{to, from, present, queue->group};
+}
+ST_HOST static void st_emulated_commit(void) { st_queues[st_thread].group++; }
+ST_HOST static void st_emulated_wait(int pending) {
+    struct st_queue *queue = &st_queues[st_thread];
+    int left = 0;
+    for (int k = 0; k < queue->count; k++) {
+        struct st_copy copy = queue->copies[k];
+        if (copy.group >= queue->group - pending) {
+            queue->copies[left++] = copy;
+            continue;
+        }
+        st_access((char *)copy.to, 16, 1, __builtin_return_address(0));
+        if (copy.present) __builtin_memcpy(copy.to, copy.from, 16);
+        else __builtin_memset(copy.to, 0, 16);
+    }
+    queue->count = left;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -97,10 +98,12 @@ def narrow_product(
 
 
 CASES = [
-    (f16, f16, (40, 24, 50), "NN", f32),
-    (bf16, bf16, (40, 24, 50), "NN", bf16),
+    (f16, f16, (41, 25, 50), "NN", f32),
+    (bf16, bf16, (40, 24, 56), "NN", bf16),
     (bf16, bf16, (70, 70, 33), "NT", f32),
-    (f16, f16, (257, 260, 20), "TN", f16),
+    (f16, f16, (72, 72, 72), "NT", f32),
+    (bf16, bf16, (72, 40, 130), "TN", f32),
+    (f16, f16, (264, 260, 20), "TN", f16),
     (f8e4m3, f8e5m2, (17, 9, 65), "NN", f32),
     (f8e5m2, bf16, (33, 34, 35), "NT", f32),
 ]
@@ -118,6 +121,37 @@ def test_products_with_epilogue(left: Prec, right: Prec, size: tuple[int, int, i
     assert np.count_nonzero(found) > found.size // 4
 
 
+@pytest.mark.parametrize(
+    ("size", "form", "words"),
+    [
+        ((64, 64, 64), "NN", "16-byte copies"),
+        ((64, 64, 64), "TN", "16-byte copies"),
+        ((64, 63, 64), "NT", "16-byte copies"),
+        ((64, 63, 64), "NN", "16-byte copies of one operand"),
+        ((63, 63, 63), "NT", "copies cell by cell"),
+    ],
+)
+def test_how_tiles_get_there(size: tuple[int, int, int], form: str, words: str) -> None:
+    whole, *_ = narrow_product(bf16, bf16, size, form)
+    assert emitted(whole).kernels[0].proc.path.endswith(words)
+
+
+def test_copies_that_are_not_waited_for_are_found() -> None:
+    whole, arrays, _ = narrow_product(f16, f16, (64, 64, 128), "NN")
+    with pytest.raises(MemoryCheckError, match="nobody wrote"):
+        run_emulated(whole, arrays, edit=lambda text: text.replace("            st_copy_async_wait_1();\n", "\n"))
+
+
+def test_a_stage_that_is_overwritten_too_early_is_found() -> None:
+    whole, arrays, _ = narrow_product(f16, f16, (64, 64, 256), "NN")
+
+    def two_ahead(text: str) -> str:
+        return text.replace("(i_depth + 2) % 3", "(i_depth + 3) % 3")
+
+    with pytest.raises(MemoryCheckError, match="_tile"):
+        run_emulated(whole, arrays, edit=two_ahead)
+
+
 def test_different_formats_without_a_common_one_use_no_tensor_cores() -> None:
     whole, *_ = narrow_product(f16, bf16, (40, 24, 50), "NN")
     assert "f32 multiply-add" in emitted(whole).kernels[0].proc.path
@@ -130,7 +164,7 @@ def test_rows_of_matrices_must_be_aligned() -> None:
 
 
 def test_a_tile_that_misses_the_barrier_is_found() -> None:
-    whole, arrays, _ = narrow_product(f16, f16, (40, 24, 50), "NN")
+    whole, arrays, _ = narrow_product(f16, f16, (40, 24, 56), "NN")
     with pytest.raises(MemoryCheckError, match=r"left_tile|right_tile"):
         run_emulated(whole, arrays, edit=lambda text: text.replace("__syncthreads();", ";", 1))
 
@@ -143,6 +177,7 @@ def test_ptx_shows_tensor_core_instructions_and_no_spills(size: tuple[int, int, 
     ptx = compile_cuda(text, "sm_80", "ptx").data.decode()
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx
     assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in ptx
+    assert "cp.async.cg.shared.global" in ptx
     binary = compile_cuda(text, "sm_90")
     assert binary.warnings == ()
     assert binary.resources[0].spill_bytes == 0
@@ -172,3 +207,8 @@ def test_bf16_training_step_runs_on_tensor_cores() -> None:
     assert sum("tensor cores" in path for path in paths) >= 3, paths
     np.testing.assert_allclose(losses, results["reference"][0], rtol=4e-3)
     assert losses[-1] < losses[0]
+
+
+def test_tensor_core_kernel_is_readable(golden: Callable[[str], None]) -> None:
+    whole, *_ = narrow_product(bf16, bf16, (64, 48, 96), "NT", bf16)
+    golden(emitted(whole).kernels[0].text)

@@ -1,8 +1,8 @@
 """CUDA template for contractions of 16-bit operands: tensor cores through mma.sync, products and sums in f32.
 
-In: a :class:`Product` whose operands are exact in f16 or in bf16. Out: its loops. Tiles of both operands are staged with
-the depth adjacent, so that ldmatrix reads a row of eight at once; rows are padded by 16 bytes, which puts the eight rows of
-a matrix into different banks. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
+In: a :class:`Product` whose operands are exact in f16 or in bf16. Out: its loops. Copies of the next tiles run while the
+present ones are multiplied: two or three stages of shared memory, one barrier per stage. ldmatrix reads eight rows of eight
+cells at once. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from stagedtensor.codegen.loop_ir import (
     Cast,
     Const,
     Expr,
+    If,
     Let,
     Load,
     Stmt,
     Store,
     Symbol,
-    Tile,
     Var,
     index,
 )
-from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch
-from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, stage, tiles
+from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less
+from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, tiles
+from stagedtensor.codegen.schedule.cuda.panel import Panel, instruction
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
 from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, i64, u32
 
 _DEPTH = 32
 """Cells of depth in one stage: two steps of the instruction."""
-_PADDING = 8
+_STATIC_SHARED = 48 * 1024
+"""Bytes of shared memory that a kernel may have without asking."""
 _M, _N, _K = 16, 8, 16
 _HOLDS: dict[Prec, tuple[Prec, ...]] = {
     f16: (f16,),
@@ -103,9 +105,10 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
     shape = _shape(given)
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
-    pitch = _DEPTH + _PADDING
-    left_tile = Buffer("left_tile", prec, (shape.rows, pitch), "shared")
-    right_tile = Buffer("right_tile", prec, (shape.columns, pitch), "shared")
+    left = Panel("left_tile", Side(given.left, given.rows, given.depth, across.batch), shape.rows, _DEPTH, prec)
+    right = Panel("right_tile", Side(given.right, given.columns, given.depth, across.batch), shape.columns, _DEPTH, prec)
+    stages = 3 if 3 * (left.nbytes + right.nbytes) <= _STATIC_SHARED else 2
+    tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
     states = Buffer(given.accumulator.symbol.hint, f32, (down, beside, 4), "register")
     lane, warp_row, warp_column = index_symbol("lane"), index_symbol("warp_row"), index_symbol("warp_column")
@@ -116,26 +119,47 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
         Let(warp_column, multiply(modulo(warp, shape.across), shape.warp_columns)),
     ]
     place = _Place(Var(lane), Var(warp_row), Var(warp_column))
-    layer = index_symbol("i_depth")
-    start = multiply(Var(layer), _DEPTH)
-    left = Side(given.left, given.rows, given.depth, across.batch)
-    right = Side(given.right, given.columns, given.depth, across.batch)
+    layers = -(-given.sizes[2] // _DEPTH)
+
+    def issue(layer: Expr) -> list[Stmt]:
+        """Start the copies of one layer of depth into its stage."""
+        started: list[Stmt] = []
+        for panel, first in ((left, across.row), (right, across.column)):
+            stage, start = modulo(layer, stages), multiply(layer, _DEPTH)
+            started.append(panel.copy(tiles_of[panel], stage, first, start, thread, shape.threads))
+        return started
+
+    ahead, layer = index_symbol("i_stage"), index_symbol("i_depth")
+    next_layer = add(Var(layer), stages - 1)
+    commit, wait = instruction("st_copy_async_commit"), instruction(f"st_copy_async_wait_{stages - 2}")
     steps: list[Stmt] = [
-        stage(left, left_tile, (shape.rows, _DEPTH), across.row, start, thread, shape.threads, depth_first=False),
-        stage(right, right_tile, (shape.columns, _DEPTH), across.column, start, thread, shape.threads, depth_first=False),
+        wait,
         Barrier(),
-        _multiply(prec, place, states, left_tile, right_tile),
-        Barrier(),
+        *_where(True, less(next_layer, layers), issue(next_layer)),
+        commit,
+        _multiply(prec, place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages)),
     ]
     body: list[Stmt] = [
         Alloc(states),
         _fill(given, across, place, states),
-        loop(layer, -(-given.sizes[2] // _DEPTH), steps),
+        loop(ahead, stages - 1, [*_where(layers < stages - 1, less(Var(ahead), layers), issue(Var(ahead))), commit], "unroll"),
+        loop(layer, layers, steps),
         _results(given, across, place, states),
+        Barrier(),  # the next tile's copies go into the stages just read
     ]
-    nest = (Alloc(left_tile), Alloc(right_tile), *here, across.loop(body))
-    words = f"contraction, tensor cores, {prec} x {prec} into f32, tiles of {shape.rows} x {shape.columns} x {_DEPTH}"
+    nest = (*(Alloc(buffer) for buffer in tiles_of.values()), *here, across.loop(body))
+    copies = "16-byte copies" if left.vector and right.vector else "copies cell by cell"
+    if left.vector != right.vector:
+        copies = "16-byte copies of one operand"
+    words = (
+        f"contraction, tensor cores, {prec} x {prec} into f32, tiles of {shape.rows} x {shape.columns} x {_DEPTH} "
+        f"in {stages} stages, {copies}"
+    )
     return nest, across.launch(shape.threads, thread), words
+
+
+def _where(needed: bool, test: Expr, body: list[Stmt]) -> list[Stmt]:
+    return [If(test, tuple(body))] if needed else body
 
 
 @dataclass(frozen=True)
@@ -147,23 +171,27 @@ class _Place:
     column: Expr
 
 
-def _multiply(prec: Prec, place: _Place, states: Buffer, left: Buffer, right: Buffer) -> Stmt:
-    """One stage of depth: fragments through ldmatrix, then every pair of them through mma."""
+def _multiply(
+    prec: Prec, place: _Place, states: Buffer, left: tuple[Panel, Buffer], right: tuple[Panel, Buffer], stage: Expr
+) -> Stmt:
+    """One layer of depth: fragments through ldmatrix, then every pair of them through mma."""
     down, beside, _ = states.shape
     step = index_symbol("i_step")
     first = multiply(Var(step), _K)
     left_fragment = Buffer("left_fragment", u32, (down, 4), "register")
     right_fragment = Buffer("right_fragment", u32, (beside, 2), "register")
     m, n, pair = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_pair")
-    lane = place.lane
-    row = add(place.row, add(multiply(Var(m), _M), modulo(lane, 16)))
-    left_cell = Load(left, (row, add(first, multiply(floor_divide(lane, 16), 8))))
-    column = add(place.column, add(multiply(Var(pair), 2 * _N), add(modulo(lane, 8), multiply(floor_divide(lane, 16), 8))))
-    right_cell = Load(right, (column, add(first, multiply(modulo(floor_divide(lane, 8), 2), 8))))
-    load_left = _call("st_ldmatrix_x4", Load(left_fragment, (Var(m), index(0))), left_cell)
-    load_right = _call("st_ldmatrix_x4", Load(right_fragment, (multiply(Var(pair), 2), index(0))), right_cell)
+    row, column = add(place.row, multiply(Var(m), _M)), add(place.column, multiply(Var(pair), 2 * _N))
+    low, middle, high = modulo(place.lane, 8), modulo(floor_divide(place.lane, 8), 2), floor_divide(place.lane, 16)
+    second, fourth = multiply(middle, 8), multiply(high, 8)
+    # The four matrices are, of the left operand, two of rows and then the same further down; of the right one, two of
+    # depth and then the same further across. A thread names one row of memory of one of them.
+    left_load = left[0].fragment(left[1], stage, row, first, low, second, fourth, Load(left_fragment, (Var(m), index(0))))
+    right_load = right[0].fragment(
+        right[1], stage, column, first, low, fourth, second, Load(right_fragment, (multiply(Var(pair), 2), index(0)))
+    )
     again = index_symbol("i_down")
-    product = _call(
+    product = instruction(
         f"st_mma_m16n8k16_{prec.name}",
         Load(states, (Var(again), Var(n), index(0))),
         Load(left_fragment, (Var(again), index(0))),
@@ -172,16 +200,11 @@ def _multiply(prec: Prec, place: _Place, states: Buffer, left: Buffer, right: Bu
     body: list[Stmt] = [
         Alloc(left_fragment),
         Alloc(right_fragment),
-        loop(m, down, [load_left], "unroll"),
-        loop(pair, beside // 2, [load_right], "unroll"),
+        loop(m, down, [left_load], "unroll"),
+        loop(pair, beside // 2, [right_load], "unroll"),
         loop(again, down, [loop(n, beside, [product], "unroll")], "unroll"),
     ]
     return loop(step, _DEPTH // _K, body, "unroll")
-
-
-def _call(name: str, *arguments: Expr) -> Tile:
-    """A warp's collective instruction; what it does is said at the function of its name."""
-    return Tile(name, _M, _N, _K, (), arguments)
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
