@@ -121,6 +121,7 @@ from .precision import (
 from .precision_requests import specify
 from .predicates import is_float, is_grad, is_integer, is_narrow, label, op_kind
 from .program import Comp, comment, forward, sequence
+from .report import report
 from .runtime.context import Context
 from .runtime.routine import Routine
 from .schedules import LrSchedule, lr_at, scheduled_learning_rate
@@ -180,8 +181,8 @@ __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "block",
-    "boundaries",
     "bool",
+    "boundaries",
     "cast",
     "cast_param",
     "ceil",
@@ -289,6 +290,7 @@ __all__ = [
     "range",
     "recip",
     "relu",
+    "report",
     "reshape",
     "rms_norm",
     "rope",
