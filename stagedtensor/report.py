@@ -125,7 +125,7 @@ def graph(kernels: Sequence[Kernel], types: dict[str, str]) -> str:
     boxes = [
         f'<g><rect x="{x:.0f}" y="{y:.0f}" width="{width}" height="{height}" rx="4" fill="#fff" '
         f'stroke="{colour(types.get(kernel.writes[0], "") if kernel.writes else "")}" stroke-width="2"/>'
-        f'<text x="{x + 6:.0f}" y="{y + 16:.0f}">{escape(_short(kernel.name, 22))}</text>'
+        f'<text x="{x + 6:.0f}" y="{y + 16:.0f}">{escape(_short(kernel.name, 20))}</text>'
         f"<title>{escape('; '.join(kernel.expressions))}</title></g>"
         for kernel, (x, y) in zip(kernels, places, strict=True)
     ]
