@@ -222,7 +222,7 @@ class BodyPrinter:
             start, stop = "0", extent
             if stmt.kind == "unroll" and constant(stmt.iterator.extent) != 1:
                 yield f"#pragma GCC unroll {max(1, stmt.iterator.bound)}"
-            elif stmt.kind == "vector" and 1 < (constant(stmt.iterator.extent) or 0) <= _SHORT:
+            elif _least(stmt) <= (constant(stmt.iterator.extent) or 0) <= _SHORT:
                 yield "#pragma GCC unroll 1"
         yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
         yield from self._statements(stmt.body, depth + 1)
@@ -273,6 +273,11 @@ class BodyPrinter:
         self.names.pop()
         self.names.pop()
         yield f"{pad}}}"
+
+
+def _least(stmt: For) -> int:
+    """The iterations from which a short loop is worth vectors; few lanes merge faster written out."""
+    return {"vector": 2, "lane": 8}.get(stmt.kind, _SHORT + 1)
 
 
 def _assignment(pad: str, left: str, right: str) -> Iterator[str]:

@@ -26,14 +26,14 @@ ST_FN float st_scale_f32(float x, int32_t n) {
     x *= st_from_bits_f32((uint32_t)(half + 127) << 23);
     return x * st_from_bits_f32((uint32_t)(n - half + 127) << 23);
 }
-//! st_exp_f32 | needs st_fma_f32 st_exp_reduced_f32 st_scale_f32 st_bits_f32 st_from_bits_f32
-/* e^x within 0.9 ulp, subnormal results included. The argument is clamped to [-104, 89], where the result is 0 or
-   infinity anyway, by integer minima on its bits: positive floats order like signed, negative ones like unsigned
-   integers, and compilers turn these into single instructions where chained float comparisons become masked copies. */
+//! st_exp_f32 | needs st_fma_f32 st_exp_reduced_f32 st_scale_f32 st_bits_f32 st_from_bits_f32 st_pick_u32
+/* e^x within 0.9 ulp, subnormal results included. From 89 up, where the result is infinity anyway, the argument is clamped by
+   an integer minimum on its bits, for which compilers have single instructions. Below -104 the result is 0, set apart by a
+   mask (negative floats order like unsigned integers): a product that underflows takes processors a hundred cycles, and
+   masked scores are many. */
 ST_FN float st_exp_f32(float x) {
-    uint32_t low = st_bits_f32(x);
-    low = low < 0xc2d00000u ? low : 0xc2d00000u;
-    int32_t high = (int32_t)low;
+    uint32_t vanishes = (uint32_t)(st_bits_f32(x) > 0xc2d00000u);
+    int32_t high = (int32_t)st_pick_u32(vanishes, 0u, st_bits_f32(x));
     high = high < 0x42b20000 ? high : 0x42b20000;
     float clamped = st_from_bits_f32((uint32_t)high);
     float shifted = st_fma_f32(clamped, 0x1.715476p+0f, 0x1.8p23f); /* 1 / ln(2) */
@@ -41,6 +41,7 @@ ST_FN float st_exp_f32(float x) {
     float r = st_fma_f32(n, -0x1.62e43p-1f, clamped); /* ln(2) in two parts */
     r = st_fma_f32(n, 0x1.05c61p-29f, r);
     float power = st_scale_f32(st_exp_reduced_f32(r), (int32_t)(st_bits_f32(shifted) - 0x4b400000u));
+    power = st_from_bits_f32(st_pick_u32(vanishes, 0u, st_bits_f32(power)));
     return x == x ? power : x;
 }
 //! st_exp2_f32 | needs st_fma_f32 st_scale_f32 st_bits_f32 st_from_bits_f32

@@ -22,7 +22,7 @@ from stagedtensor.codegen.schedule.analysis import (
 )
 from stagedtensor.codegen.schedule.columns import TileShape, columns
 from stagedtensor.codegen.schedule.elementwise import elementwise
-from stagedtensor.codegen.schedule.encoded import encoded_contraction, encoded_in
+from stagedtensor.codegen.schedule.encoded import encoded_contraction, encoded_elementwise, encoded_in
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, inline_lets, loads_in
 from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes
@@ -60,7 +60,10 @@ def plan_block(block: Block, machine: Machine, copies: WideCopies | None = None)
     if block.scatter:
         return (_nest(*scatter(block, parallel=parallel), cost, parallel),)
     if not block.accumulators:
-        return (_nest(*elementwise(block, parallel=parallel), cost, parallel),)
+        decoding = (
+            encoded_elementwise(block, parallel=parallel) if encoded_in(*expressions(block)) is not None else None
+        )
+        return (_nest(*(decoding or elementwise(block, parallel=parallel)), cost, parallel),)
     if encoded_in(*expressions(block)) is not None:
         planned = encoded_contraction(block, machine.reduction_lanes(f32), parallel=parallel)
         return (_nest(*(planned or serial(block, parallel=parallel)), cost, parallel),)

@@ -70,6 +70,13 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     mapping[tiled.symbol] = source
     iterators = [replace(item, symbol=fresh_axes[item.symbol], kind="data") for item in axes]
     iterators[data:data] = [Iterator_(panel, as_index(panels), panels)]
+    last = axes[-1] if axes else None
+    if last is not None and last.kind == "reduce" and size < _NARROW_PANEL and _in_blocks(last):
+        # Narrow panels take part of each line: a block of lines stays in the cache while all panels take their parts.
+        outer, inner = index_symbol(f"{last.symbol.hint}_block"), fresh_axes[last.symbol]
+        iterators[-1:] = [_fixed(inner, _LINES)]
+        iterators[data:data] = [_fixed(outer, last.bound // _LINES)]
+        mapping[last.symbol] = add(multiply(Var(outer), _LINES), Var(inner))
     iterators.append(_fixed(within, size))
     cell = (*(mapping[item.symbol] for item in axes), position)
     filling = Block(
@@ -81,6 +88,15 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     )
     turned = _turned(buffer, operand, tiled, axes, panels * size)
     return Packed(buffer, filling, turned, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
+
+
+_NARROW_PANEL = 16
+_LINES = 16
+
+
+def _in_blocks(iterator: Iterator_) -> bool:
+    extent = constant(iterator.extent)
+    return extent is not None and extent >= 4 * _LINES and extent % _LINES == 0
 
 
 def _turned(

@@ -41,7 +41,7 @@ class WideCopies:
             return Load(known, load.indices), None
         wide = Buffer(f"{load.buffer.name.replace('.', '_')}_wide", f32, load.buffer.shape)
         self.by_buffer[load.buffer] = wide
-        axes = tuple(Iterator_(index_symbol(""), as_index(extent), extent) for extent in wide.shape)
+        axes = tuple(Iterator_(index_symbol("cell"), as_index(extent), extent) for extent in wide.shape)
         cell = tuple(Var(item.symbol) for item in axes)
         return Load(wide, load.indices), Block(
             wide.name, axes, (Store(wide, cell, Cast(Load(load.buffer, cell), f32)),)
