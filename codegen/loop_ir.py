@@ -214,9 +214,11 @@ def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Yield every subexpression, parents first."""
-    yield expr
-    for part in children(expr):
-        yield from walk(part)
+    waiting = [expr]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting.extend(reversed(children(part)))
 
 
 def index(value: int) -> Const:
