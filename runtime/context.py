@@ -62,16 +62,18 @@ class MemoryReport:
         return self.stored_bytes + max(self.arena_bytes.values(), default=0)
 
     def __str__(self) -> str:
-        lines = [f"{line.nbytes:>12}  {line.node}  {line.precision} {line.shape}" for line in self.stored]
+        lines = [f"stored between runs: {self.stored_bytes:,} bytes"]
+        lines += [f"{line.nbytes:>12,}  {line.node}  {line.precision} {line.shape}" for line in self.stored]
         for name, temporaries in self.temporaries.items():
             lines.append(
-                f"routine {name}: arena {self.arena_bytes[name]} bytes, planning saved {self.saved_bytes[name]}"
+                f"while routine {name} runs: an arena of {self.arena_bytes[name]:,} bytes "
+                f"(sharing by lifetime saved {self.saved_bytes[name]:,})"
             )
-            lines += [
-                f"{line.nbytes:>12}  {line.node}  {line.precision} {line.shape}  live {line.live} at {line.offset}"
-                for line in temporaries
-            ]
-        return "\n".join((*lines, f"stored {self.stored_bytes} bytes, peak {self.peak_bytes} bytes"))
+            for line in temporaries:
+                place = f"  kernels {line.live[0]} to {line.live[1]}" if line.live is not None else ""
+                place += f", at byte {line.offset:,}" if line.offset is not None else ""
+                lines.append(f"{line.nbytes:>12,}  {line.node}  {line.precision} {line.shape}{place}")
+        return "\n".join((*lines, f"peak: {self.peak_bytes:,} bytes, what is stored and the largest arena"))
 
 
 def node_of(t: HasNode | Node) -> Node:
@@ -387,15 +389,17 @@ class Context:
         """Whether ``t`` has values to read."""
         return self._store.is_initialized(node_of(t))
 
-    def init_params(self, loss: HasNode | Iterable[HasNode], seed: int = 0, *, only_missing: bool = True) -> None:
+    def init_params(
+        self, loss: HasNode | Comp | Iterable[HasNode | Comp], seed: int = 0, *, only_missing: bool = True
+    ) -> None:
         """Draw initial values for the parameters of ``loss`` (or of several tensors); settles nothing.
 
-        Streams are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
+        Of a computation: for all parameters that its assignments mention, your optimizer's own state included. Streams are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
         """
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"init_params: seed is an integer, not {seed!r}")
         with self._enter():
-            params = linking.parameters([loss] if isinstance(loss, HasNode) else list(loss))
+            params = linking.parameters(loss)
             linking.check_names(params)
             todo = [node for node in params if not (only_missing and self._store.is_initialized(node))]
             if not todo:

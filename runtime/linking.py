@@ -121,9 +121,14 @@ def precisions(solved: Solved) -> dict[str, NodePrecision]:
     return table
 
 
-def parameters(roots: Iterable[HasNode]) -> list[Node]:
-    """Return the parameters of several tensors, in construction order."""
-    found = {param.node: None for root in roots for param in _params(root)}
+def parameters(roots: HasNode | Comp | Iterable[HasNode | Comp]) -> list[Node]:
+    """Return the parameters of tensors and computations, in construction order."""
+    found: dict[Node, None] = {}
+    for root in [roots] if isinstance(roots, HasNode | Comp) else roots:
+        if isinstance(root, Comp):
+            found.update(dict.fromkeys(node for node in root.nodes() if node.role is Role.PARAM))
+        else:
+            found.update(dict.fromkeys(param.node for param in _params(root)))
     return sorted(found, key=lambda node: node.number)
 
 
@@ -141,7 +146,8 @@ def check_names(params: Iterable[Node]) -> None:
         if other is not node:
             raise ContextError(
                 f"two parameters are called {node.label!r}; names key random streams and checkpoints\n"
-                f"  {other.source.quoted()}\n  {node.source.quoted()}\n  give one of them another name"
+                f"  {other.source.quoted()}\n  {node.source.quoted()}\n  give one of them another name "
+                f'(a block takes it as label: nn.dense(64, label="first"))'
             )
 
 

@@ -171,7 +171,8 @@ class Routine:
         return "\n".join((f"routine {self.name} on {self.context.device_name}", line(header), *map(line, rows)))
 
     def __repr__(self) -> str:
-        return f"<routine {self.name}: {len(self.kernels)} kernels on {self.context.device_name}>"
+        count = len(self.kernels)
+        return f"<routine {self.name}: {count} kernel{'s' * (count != 1)} on {self.context.device_name}>"
 
 
 def _integer(value: Any, name: str) -> int:

@@ -117,7 +117,17 @@ class Block(Generic[T]):
             raise TypeError(f"{self.name}: label is a non-empty string, not {label!r} ({user_source().quoted()})")
         check_stage(f"the block {self.name!r}")
         with entered(self.name, label):
-            made = self._function(*args, **kwargs)
+            try:
+                made = self._function(*args, **kwargs)
+            except TypeError as error:
+                # tensors are not known at this layer; all of them have a node
+                if not any(hasattr(value, "node") for value in (*args, *kwargs.values())):
+                    raise
+                raise TypeError(
+                    f"the block {self.name!r} was given a tensor where its configuration stands: {error}\n"
+                    f"  {user_source().quoted()}\n"
+                    f"  configure it first, then apply what it returns: layer = {self.name}(...); y = layer(x)"
+                ) from error
         return _guarded(made, self.name)
 
     def __repr__(self) -> str:

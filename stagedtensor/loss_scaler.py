@@ -109,6 +109,12 @@ class LossScaler:
         """The windows of the gated routines built from this scaler, in the order they were built."""
         self._context: Context | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<loss scaler: scale {self._scale:g}, {self.good_steps} good steps since it changed, "
+            f"{self.skipped_steps} of {self.steps} steps skipped>"
+        )
+
     def scale_value(self) -> float:
         """The present scale, exactly what the device holds."""
         return self._scale

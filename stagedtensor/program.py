@@ -25,7 +25,7 @@ from .shapes.projections import project
 from .shapes.solution import ShapeSolution
 from .shapes.solver import solve_shapes
 from .source import user_source
-from .statement_text import statement_text
+from .statement_text import distinct_names, statement_text
 from .statements import Access, Apply, Expr, Literal_, Stage, Statement
 
 Path: TypeAlias = tuple[str, ...]
@@ -81,12 +81,15 @@ class Comp:
 
     def __repr__(self) -> str:
         lines = [f"computation {self.name}:"]
+        names = distinct_names(
+            node for statement, _ in self.statements() for node in (*statement.reads(), statement.target.node)
+        )
         shown: Path = ()
         for statement, path in self.statements():
             if path != shown:
                 lines.append(f"  # {' / '.join(path)}" if path else "  #")
                 shown = path
-            lines.append(f"  {statement_text(statement)}")
+            lines.append(f"  {statement_text(statement, names.__getitem__)}")
         return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ Nothing here is read back or decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .dims import RowKind
 from .node import Node
@@ -106,34 +106,59 @@ def _row_text(row: RowSpec, kind: RowKind) -> str:
 # -- trees and statements -----------------------------------------------------------------------------------------
 
 
-def expr_text(expr: Expr, level: int = 0) -> str:
+NameOf = Callable[[Node], str]
+
+
+def _label(node: Node) -> str:
+    return node.label
+
+
+def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
+    """Return a name for each node: its label, numbered from the second node of one label on; gradients follow values."""
+    names: dict[Node, str] = {}
+    taken: set[str] = set()
+    for node in nodes:
+        value = node.value or node
+        if value not in names:
+            name, count = value.label, 1
+            while name in taken:
+                count += 1
+                name = f"{value.label}_{count}"
+            taken.add(name)
+            names[value] = name
+        if value is not node:
+            names[node] = f"{names[value]}.grad"
+    return names
+
+
+def expr_text(expr: Expr, level: int = 0, name: NameOf = _label) -> str:
     """Return a tree with ``*. /. **.`` for the pointwise products; ``level`` is the binding strength around it."""
     match expr:
         case Access(node):
-            return node.label
+            return name(node)
         case Literal_(value):
             return f"({value})" if level > 1 and not value >= 0 else str(value)
         case DimValue(names):
             return f"size({', '.join(names)})" if names else "1"
-        case IterValue(name):
-            return f"index({name})"
+        case IterValue(iterator):
+            return f"index({iterator})"
         case LinearIndex():
             return "cell"
         case FiniteLimit(highest):
             return "greatest" if highest else "least"
         case Apply(op, (argument,)) if op == "neg":
-            text, own = f"-{expr_text(argument, 3)}", 3
+            text, own = f"-{expr_text(argument, 3, name)}", 3
         case Apply(op, (left, right)) if op in _INFIX:
             symbol, own = _INFIX[op]
             right_level = own if op == "pow" else own + 1
-            text = f"{expr_text(left, own + (op == 'pow'))} {symbol} {expr_text(right, right_level)}"
+            text = f"{expr_text(left, own + (op == 'pow'), name)} {symbol} {expr_text(right, right_level, name)}"
         case Apply(op, (left, right)) if op in _COMPARISONS:
-            text, own = f"{expr_text(left, 1)} {_COMPARISONS[op]} {expr_text(right, 1)}", 0
+            text, own = f"{expr_text(left, 1, name)} {_COMPARISONS[op]} {expr_text(right, 1, name)}", 0
             return f"({text})" if level > 0 else text
         case Apply(op, arguments):
             if not arguments:
                 return op if op in OPS else f"{op}()"
-            return f"{op}({', '.join(map(expr_text, arguments))})"
+            return f"{op}({', '.join(expr_text(argument, 0, name) for argument in arguments)})"
     return f"({text})" if level > own else text
 
 
@@ -142,23 +167,24 @@ def write_text(op: WriteOp | None, reset: bool) -> str:
     return "=:" if op is None else f"={':' if reset else ''}{WRITE_SYMBOLS[op]}"
 
 
-def statement_text(statement: Statement) -> str:
+def statement_text(statement: Statement, name: NameOf = _label) -> str:
     """Return a statement on one line; an index map follows as ``~logic`` unless all is pointwise.
 
     ``h =:+ x * w``, ``m =: beta *. m + p.grad``, ``y =:+ x ~logic:"i,j=>i"``.
     """
     reads = tuple(accesses(statement.expr))
-    head = f"{statement.target.node.label} {write_text(statement.op, statement.reset)} "
+    head = f"{name(statement.target.node)} {write_text(statement.op, statement.reset)} "
     rows = tuple(read.rows for read in reads)
     scalar = not rows and statement.target.rows == ShapeSpec()
     if scalar or all(item == ALL_ROWS for item in (*rows, statement.target.rows)):
-        return head + expr_text(statement.expr)
+        return head + expr_text(statement.expr, 0, name)
     if rows == CONTRACTION.operands and statement.target.rows == CONTRACTION.result:
         match statement.expr:
             case Apply("mul", (left, right)):
-                return f"{head}{expr_text(left, 3)} * {expr_text(right, 3)}"
-    logic = f"{'; '.join(map(rows_text, rows))} => {rows_text(statement.target.rows)}".strip()
-    return f'{head}{expr_text(statement.expr)}  ~logic:"{logic}"'
+                return f"{head}{expr_text(left, 3, name)} * {expr_text(right, 3, name)}"
+    read = "; ".join(map(rows_text, rows)).rstrip()
+    logic = f"{read} => {rows_text(statement.target.rows)}".strip()
+    return f'{head}{expr_text(statement.expr, 0, name)}  ~logic:"{logic}"'
 
 
 # -- ops as users write them --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -66,6 +66,21 @@ class Params(tuple["Tensor", ...]):
             if entry is item:
                 return position
         raise ValueError(f"{item!r} is not among these parameters")
+
+
+_BORDERS = {"enter": "argument of a composite", "leave": "composite"}
+"""How the two ends of a composite show."""
+
+_ELSEWHERE = {
+    "dtype": "its format is t.precision",
+    "T": "see st.transpose(t)",
+    "numpy": "read it with ctx.get_values(t) after a run",
+    "item": "read it with ctx.get_values(t) after a run",
+    "value": "read it with ctx.get_values(t) after a run",
+    "backward": "gradients are computed by a routine: ctx.compile(st.grad_update(loss))",
+    "to": "see t.cast(precision)",
+}
+"""Where those find what they look for who come from another library."""
 
 
 class Tensor:
@@ -144,7 +159,8 @@ class Tensor:
                 parts.append(str(getattr(self, fact)))
             except StagedTensorError as error:  # an unfinished graph still prints
                 parts.append(f"{fact} not settled ({type(error).__name__})")
-        kind = self.node.role.value if self.node.record is None else self.node.record.kind
+        record = self.node.record
+        kind = self.node.role.value if record is None else _BORDERS.get(record.kind, record.kind)
         return ", ".join((*parts, kind, *(["has gradient"] if self.node.gradient is not None else [])))
 
     def _repr_html_(self) -> str:
@@ -236,6 +252,17 @@ class Tensor:
             f"the truth of tensor {self.label!r} is not known while the program is built; use st.where, "
             "or read it with ctx.get_values after a run"
         )
+
+    def __float__(self) -> float:
+        raise TypeError(f"tensor {self.label!r} is no number; read it with ctx.get_values after a run")
+
+    if not TYPE_CHECKING:  # a type checker shall still know every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            advice = f"functions of tensors are called as st.{name}(t), where there is one"
+            raise AttributeError(
+                f"tensor {self.node.label!r} has no attribute {name!r}; {_ELSEWHERE.get(name, advice)}", name=name, obj=self
+            )
 
     def __len__(self) -> int:
         raise TypeError(f"tensor {self.label!r} has no len(); see .shape")

@@ -43,7 +43,7 @@ _WORDS = {
     "ARROW": "'->'",
     "SEMICOLON": "';'",
     "RESULT": "'=>'",
-    "$END": "the end",
+    "$END": "end of text",
 }
 
 

@@ -241,6 +241,10 @@ class Waiting:
         labelled = {entry.label: entry.value for entry in self.given if entry.label is not None}
         return self.function(*positional, *args, **labelled, **kwargs)
 
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__).strip("_")
+        return f"<{name}, which waits for more arguments after {len(self.given)}>"
+
 
 @dataclass(frozen=True)
 class Signature:

@@ -56,7 +56,7 @@ def parse(
     except lark.UnexpectedToken as error:
         wanted = error.accepts or error.expected
         if error.token.type == "$END":
-            offset, got = len(text.rstrip()), "the end"
+            offset, got = len(text.rstrip()), "end of text"
         else:
             offset, got = error.pos_in_stream or 0, repr(str(error.token))
     hint = advice(text, offset)

@@ -52,7 +52,7 @@ _WORDS = {
     "_RBRACE": "'}'",
     "_LOGIC": '~logic:"..."',
     "_LET": "'let'",
-    "$END": "the end",
+    "$END": "end of text",
 }
 
 
@@ -77,7 +77,7 @@ def parse_text(text: Text) -> ast.Definitions:
         raise _unexpected(text, at, repr(code[at]), error.allowed or set()) from None
     except lark.UnexpectedToken as error:
         if error.token.type == "$END":
-            raise _unexpected(text, len(code.rstrip()), "the end", error.accepts or error.expected) from None
+            raise _unexpected(text, len(code.rstrip()), "end of text", error.accepts or error.expected) from None
         at = error.pos_in_stream or 0
         raise _unexpected(text, at, repr(str(error.token)), error.accepts or error.expected) from None
     _check_nesting(tree, text)

@@ -106,7 +106,7 @@ _WORDS = {
     "COLON": "':'",
     "STRING": 'an index map such as "ij;jk=>ik"',
     "SEMICOLON": "';'",
-    "$END": "the end",
+    "$END": "end of text",
 }
 
 

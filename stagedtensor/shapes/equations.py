@@ -6,6 +6,7 @@ named sizes, row variables, anonymous axes), which projection reads once they ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,11 +169,12 @@ class ScopeEquations:
             dims = leading + trailing
             found = row.root.dims
             if found is not None and len(found) != len(dims):
+                count = f"{len(found)} {'axis' if len(found) == 1 else 'axes'}"
                 raise where.error(
-                    f"the {kind} row of {node.label!r} has {len(found)} axes where the spec"
+                    f"the {kind} row of {node.label!r} has {count} where the spec"
                     f"{f' {self.scope.spec.text!r}' if self.scope.spec.text else ''} has {len(dims)}",
                     [(str(row), row.root.reason)],
-                    "name every axis of the row, or let a row variable (...) stand for the rest",
+                    "name every axis of the row, or let a row variable (...) stand for the rest" + self._letters(),
                 )
             if found is None:
                 self._unknowns.bind(row, dims, None, where)
@@ -192,6 +194,14 @@ class ScopeEquations:
         else:
             self._operand_rows.setdefault(spec.variable, []).append((middle, node, kind))
             exact.add(spec.variable)
+
+    def _letters(self) -> str:
+        """Return a hint where a spec may have been meant to have names of several letters."""
+        text = self.scope.spec.text
+        word = next((word for word in re.findall(r"[A-Za-z]{2,}", re.sub(r"\.\.\w+\.\.", "", text))), None)
+        if "=>" not in text or word is None or any(mark in text for mark in ",*+^"):
+            return ""
+        return f"; in a spec without any of , * + ^ each letter is an axis: {word!r} is {', '.join(word)}"
 
     def _relate_variables(self) -> None:
         for variable in dict.fromkeys([*self._operand_rows, *self._result_rows]):

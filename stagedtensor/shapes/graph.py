@@ -33,8 +33,8 @@ class Component:
     """Plain numbers and what is computed of them alone: broadcasting with one says nothing of the other side."""
 
 
-def component(nodes: Iterable[Node]) -> Component:
-    """Collect the connected component of ``nodes``."""
+def component(nodes: Iterable[Node], *, uses: bool = True) -> Component:
+    """Collect the connected component of ``nodes``; without ``uses`` only what they are computed from."""
     seen: dict[Node, None] = {}
     scopes: dict[Scope, None] = {}
     waiting = list(nodes)
@@ -43,11 +43,11 @@ def component(nodes: Iterable[Node]) -> Component:
         if node in seen:
             continue
         seen[node] = None
-        for scope in _scopes(node):
+        for scope in _scopes(node, uses):
             if scope not in scopes:
                 scopes[scope] = None
                 waiting += [*scope.nodes, scope.result, *_anchors(scope.sizes.values())]
-        waiting += _neighbours(node)
+        waiting += _neighbours(node, uses)
     owners = sorted({owner_of_shape(node) for node in seen}, key=lambda node: node.number)
     ordered = sorted(
         scopes, key=lambda scope: (scope.result.number, [node.number for node in scope.nodes], scope.label)
@@ -55,9 +55,11 @@ def component(nodes: Iterable[Node]) -> Component:
     return Component(tuple(owners), tuple(ordered), _plain_numbers(owners))
 
 
-def _scopes(node: Node) -> Iterator[Scope]:
+def _scopes(node: Node, uses: bool) -> Iterator[Scope]:
     if node.record is not None:
         yield node.record.scope
+    if not uses:
+        return
     for record in node.consumers:
         yield record.scope
     for writer in node.writers:
@@ -65,15 +67,15 @@ def _scopes(node: Node) -> Iterator[Scope]:
             yield writer
 
 
-def _neighbours(node: Node) -> Iterator[Node]:
+def _neighbours(node: Node, uses: bool) -> Iterator[Node]:
     yield owner_of_shape(node)
-    for other in (node.value, node.gradient, node.owner):
+    for other in (node.value, node.gradient if uses else None, node.owner):
         if other is not None:
             yield other
     if node.record is not None:
         yield from (operand.node for operand in node.record.operands)
         yield node.record.result
-    for record in node.consumers:
+    for record in node.consumers if uses else ():
         yield record.result
         yield from (operand.node for operand in record.operands)
     border = node.composite

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stagedtensor.dims import MEMORY_ORDER, PRINT_ORDER, Axis, CapturedDim, DynamicDim, RowKind, Shape, Size
-from stagedtensor.errors import InternalError, ShapeError
+from stagedtensor.errors import InternalError, ShapeError, SpecError
 from stagedtensor.node import Node, Role
 from stagedtensor.source import Source
 from stagedtensor.statements import Scope
@@ -32,10 +32,33 @@ def solve_shapes(nodes: Iterable[Node], *, partial: bool = False) -> ShapeSoluti
     depends on it, which is how a graph under construction is looked at. Raises ``ShapeError`` where sizes, labels or numbers of axes conflict and where nothing determines a parameter,
     ``SpecError`` for an output index without a size.
     """
-    solver = _Solver(component(nodes), partial=partial)
-    solver.build()
-    solver.solve()
+    wanted = tuple(nodes)
+    solver = _Solver(component(wanted), partial=partial)
+    try:
+        solver.build()
+        solver.solve()
+    except ShapeError as error:
+        if _is_of_another_use(wanted):
+            raise ShapeError(f"{error}\n  {_ANOTHER_USE}") from error
+        raise
     return solver.solution()
+
+
+_ANOTHER_USE = (
+    "note: this is no part of what was asked for, but it was built from the same tensors and takes part in inference "
+    "for ever; to be rid of it, build these tensors anew"
+)
+
+
+def _is_of_another_use(wanted: Sequence[Node]) -> bool:
+    """Whether ``wanted`` and what they are computed from have shapes without anything else built from it."""
+    alone = _Solver(component(wanted, uses=False), partial=True)
+    try:
+        alone.build()
+        alone.solve()
+    except (ShapeError, SpecError):
+        return False
+    return alone.undetermined is None
 
 
 def _solve_scope(scope: Scope, solution: ShapeSolution) -> ScopeShapes:

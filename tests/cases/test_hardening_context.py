@@ -78,7 +78,8 @@ def test_interrupts_leave_a_usable_context() -> None:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    def loop_for_ever() -> None:
+    def loop_for_ever(interrupted_after: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, interrupted_after)
         while True:
             ctx.set_values(x, np.ones(64, np.float32))
             ctx.run(routine)
@@ -91,9 +92,8 @@ def test_interrupts_leave_a_usable_context() -> None:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             for number in range(60):
-                signal.setitimer(signal.ITIMER_REAL, 0.0008 + 0.00003 * number)
                 with pytest.raises(KeyboardInterrupt):
-                    loop_for_ever()
+                    loop_for_ever(0.0008 + 0.00003 * number)
         finally:
             signal.signal(signal.SIGALRM, before)
         ctx.set_values(x, np.ones(64))

@@ -130,7 +130,7 @@ def test_the_example_is_laid_out_as_the_printer_does() -> None:
         ("let f x =\n  let y = 2\nlet g x = 3", "3:1", "ends with 'in'"),
         ("let f x = if x then 2", "1:22", "every if has an else"),
         ("let f x = 'a'", "1:11", "double quotes"),
-        ("let f x = (x", "1:13", r"unexpected the end(?s:.*)'\)'"),
+        ("let f x = (x", "1:13", r"unexpected end of text(?s:.*)'\)'"),
         ("let f x = [1; 2", "1:16", r"'\]'"),
         ("let = 3", "1:5", "expected a name"),
         ("x = 3", "1:1", "expected 'let'"),

@@ -120,18 +120,18 @@ FAULTS = [
     ("p =: a and b", 7, ["unexpected 'and'", "and(a, b)"]),
     ("p =: a < b < c", 11, ["unexpected '<'", "do not chain"]),
     ("p.value =: 3", 1, ["unexpected '.'", "only its gradient"]),
-    ("p =: a b", 7, ["unexpected 'b'", "';' or the end"]),
-    ("p =: (a", 7, ["unexpected the end", "expected ')'"]),
+    ("p =: a b", 7, ["unexpected 'b'", "';' or end of text"]),
+    ("p =: (a", 7, ["unexpected end of text", "expected ')'"]),
     ("p =: f(a,)", 9, ["unexpected ')'", "a name, a number"]),
     ("=: 3", 0, ["unexpected '=:'", "expected a name"]),
-    ("p =:", 4, ["unexpected the end", "a name, a number, '('"]),
+    ("p =:", 4, ["unexpected end of text", "a name, a number, '('"]),
     ("p =: a[0]", 6, ["unexpected '['", "~logic"]),
     ("p =: a @ b", 7, ["unexpected '@'", "a contraction is a * b"]),
     ("p =: a ~map:'i'", 7, ["unexpected '~'", "~logic"]),
     ("p =: a ~logic 'i'", 14, ["expected ':'"]),
     ("p =: a ~logic:'ij=>i", 14, ["an index map"]),
     ("p =: $", 5, ["unexpected '$'"]),
-    ("p", 1, ["unexpected the end", "'=:'"]),
+    ("p", 1, ["unexpected end of text", "'=:'"]),
 ]
 
 

@@ -1,0 +1,113 @@
+"""What someone meets in the first hour: printed objects, and the messages of natural mistakes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor import nn
+from stagedtensor.errors import ContextError, LanguageError, ShapeError
+
+
+@pytest.fixture(autouse=True)
+def session():
+    with st.Session():
+        yield
+
+
+def test_computations_print_different_tensors_by_different_names() -> None:
+    x = st.placeholder("x", batch=[4], output=[3])
+    hidden = st.param("w1", output=[5]) @ x + st.param("b1", output=[5])
+    text = repr(st.grad_update(st.sum(st.param("w2", output=[2]) @ hidden + st.param("b2", output=[2]))))
+    assert "matmul_2 =:+ w2 * add" in text
+    assert "add_2 =: matmul_2 + b2" in text
+    assert "matmul.grad =+ add.grad" in text
+    assert "matmul_2.grad =+ add_2.grad" in text
+
+
+def test_parameters_of_ones_own_optimizer_are_drawn_with_the_computation() -> None:
+    w = st.param("w", output=[3], init=1.0)
+    loss = st.sum(w * w)
+    state = st.param("w.squares", init=0.5, trainable=False)
+    step = st.sequence(st.grad_update(loss), st.computation("v =: 0.5 *. v + g *. g; p =- v", p=w, v=state, g=w.grad))
+    with st.Context("reference") as ctx:
+        ctx.init_params(step)
+        ctx.run(ctx.compile(step))
+        assert ctx.get_values(w).tolist() == [1.0 - 4.25] * 3
+    with st.Context("reference") as ctx:
+        ctx.init_params(loss)
+        with pytest.raises(ContextError, match="squares"):
+            ctx.run(ctx.compile(step))
+
+
+def test_blocks_say_what_to_do_with_a_tensor() -> None:
+    x = st.placeholder("x", batch=[4], output=[3])
+    for call in (lambda: nn.dense(x), lambda: nn.dense(10, x), lambda: nn.layer_norm(x), lambda: nn.mlp(x)):
+        with pytest.raises(TypeError, match=r"given a tensor where its configuration stands(?s:.*)y = layer\(x\)"):
+            call()
+    with pytest.raises(TypeError, match=r"^dense\(\) got an unexpected keyword"):  # not about tensors
+        nn.dense(10, units=3)
+
+
+def test_two_layers_of_one_name_are_told_about_labels() -> None:
+    x = st.placeholder("x", batch=[4], output=[3])
+    y = nn.dense(2)(nn.dense(5)(x))
+    with st.Context("reference") as ctx, pytest.raises(ContextError, match="label="):
+        ctx.init_params(y)
+    y = nn.dense(2)(nn.dense(5, label="first")(x))
+    with st.Context("reference") as ctx:
+        ctx.init_params(y)
+
+
+def test_an_expression_that_nobody_asked_for_is_told_apart() -> None:
+    x = st.placeholder("x", output=[3])
+    wrong = x + st.placeholder("y", output=[4])
+    with pytest.raises(ShapeError) as of_itself:
+        assert wrong.shape
+    with pytest.raises(ShapeError) as of_another:
+        assert (x * 2.0).shape
+    assert "note" not in str(of_itself.value)
+    assert str(of_another.value).startswith(str(of_itself.value))
+    assert "no part of what was asked for" in str(of_another.value)
+
+
+def test_letters_that_look_like_names() -> None:
+    for spec, expected in (("...|in; in->out => ...|out", True), ("...|i,j; i->o => ...|o", False)):
+        x, w = st.placeholder("x", batch=[4], output=[3]), st.param("w", input=[3], output=[2])
+        with pytest.raises(ShapeError, match="has 1 axis where") as found:
+            assert st.einsum(spec, x, w).shape
+        assert ("each letter is an axis: 'in' is i, n" in str(found.value)) is expected
+
+
+def test_tensors_say_where_things_are() -> None:
+    x = st.placeholder("x", output=[3])
+    with pytest.raises(AttributeError, match=r"st\.sum\(t\)"):
+        x.sum()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"t\.precision"):
+        _ = x.dtype  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="get_values"):
+        float(x)  # type: ignore[arg-type]
+    assert not hasattr(x, "__array__")
+    assert repr(st.softmax(x)) == "<tensor softmax: 3, f32, composite>"
+
+
+def test_printed_objects() -> None:
+    x = st.placeholder("x", output=[3])
+    scaler = st.LossScaler(init_scale=8.0)
+    assert repr(scaler) == "<loss scaler: scale 8, 0 good steps since it changed, 0 of 0 steps skipped>"
+    waiting = st.language.parse('let f x = einsum "i=>"').f(x)
+    assert repr(waiting) == "<einsum, which waits for more arguments after 1>"
+    with pytest.raises(LanguageError, match="unexpected end of text"):
+        st.language.parse("let f x = x +")
+    with st.Context("cpu") as ctx:
+        routine = ctx.compile(st.softmax(x), name="probabilities")
+        assert repr(routine).startswith(f"<routine probabilities: {len(routine.kernels)} kernel")
+        assert ("1 kernels" in repr(routine)) is False
+        ctx.set_values(x, np.ones(3))
+        report = str(ctx.memory_report())
+        assert report.startswith("stored between runs: ")
+        assert "while routine probabilities runs: an arena of " in report
+        assert re.search(r"peak: [\d,]+ bytes", report)
