@@ -50,6 +50,15 @@ from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec
 
 _INDENT = "    "
+_BUILT_IN = """
+all any ballot brev clz popc ffsll mul24 mulhi umulhi sad usad saturate assert double2int double2ll double2uint double2ull
+float2double int2double uint2double ll2double ull2double dadd dsub dmul fdivide fdividef exp10f j0f j1f jnf y0f y1f ynf
+llabs llmax llmin max min norm norm3d norm3df norm4d norm4df normf normcdf normcdff normcdfinv normcdfinvf powi powif rcbrt
+rcbrtf rhypot rhypotf rnorm rnormf rnorm3d rnorm3df rnorm4d rnorm4df sincos sincosf sincospi sincospif sinpi sinpif cospi
+cospif erfcinv erfcinvf erfcx erfcxf erfinv erfinvf ullmax ullmin umax umin cyl_bessel_i0 cyl_bessel_i0f cyl_bessel_i1
+cyl_bessel_i1f atomicAdd atomicAnd atomicCAS atomicDec atomicExch atomicInc atomicMax atomicMin atomicOr atomicSub atomicXor
+""".split()  # noqa: SIM905 -- a word list reads better as text
+"""Functions that CUDA declares by itself: a kernel of such a name would be an overload, which C linkage forbids."""
 _HEAD = """\
 #ifndef ST_SHARED
 /* An array shared by the threads of a block. */
@@ -114,7 +123,7 @@ class CudaSource:
 def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None = None) -> CudaSource:
     """Print a scheduled module as CUDA C++; ``prelude=False`` leaves out what stands before the kernels."""
     plan = plan_memory(module) if plan is None else plan
-    names = Names()
+    names = Names(_BUILT_IN)
     used: set[str] = set()
     printed = []
     for proc in module.kernels:

@@ -12,7 +12,7 @@ from functools import cache
 
 from stagedtensor.codegen.prelude.sections import Section, sections_of
 
-_FILES = ("cuda_warp.h", "cuda_mma.h")
+_FILES = ("cuda_memory.h", "cuda_mma.h", "cuda_warp.h")
 
 
 @cache

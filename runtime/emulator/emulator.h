@@ -64,6 +64,8 @@ struct st_launch {
 /* -- state -------------------------------------------------------------------------------------------------------- */
 
 struct st_index { unsigned int x, y, z; };
+struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
+struct __attribute__((aligned(16))) uint4 { unsigned int x, y, z, w; };
 static struct st_index threadIdx, blockIdx, blockDim, gridDim;
 
 enum { ST_READY, ST_AT_BARRIER, ST_AT_WARP, ST_DONE };

@@ -92,5 +92,7 @@ def test_out_of_memory_names_the_largest_buffers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cuda.CudaDevice, "_load", fake_cupy.load)
     with st.Session(), st.Context("cuda") as ctx:
         x = st.placeholder("x", output=[100])
-        with pytest.raises(st.errors.ContextError, match=r"too little memory for 1000 cells of f32(.|\n)*100 cells of f32"):
+        with pytest.raises(
+            st.errors.ContextError, match=r"too little memory for 1000 cells of f32(.|\n)*100 cells of f32"
+        ):
             ctx.compile([x + x, st.placeholder("y", output=[1000]) * 2.0])

@@ -64,7 +64,10 @@ def test_products(prec: str, size: tuple[int, int, int]) -> None:
     m, n, k = size
     rng = np.random.default_rng(1)
     with st.Session(), st.Context("cuda") as ctx:
-        a, b = st.placeholder("a", output=[m], input=[k], prec=prec), st.placeholder("b", output=[k], input=[n], prec=prec)
+        a, b = (
+            st.placeholder("a", output=[m], input=[k], prec=prec),
+            st.placeholder("b", output=[k], input=[n], prec=prec),
+        )
         c = st.cast(a, "f32") @ st.cast(b, "f32") if prec == "f32" else a @ b
         routine = ctx.compile(c)
         left, right = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -93,7 +96,9 @@ def test_tensor_core_cases(left: Prec, right: Prec, size: tuple[int, int, int], 
             ctx.set_values(b, rng.uniform(-2, 2, (k, n)))
             ctx.run(ctx.compile(c))
             results[device] = ctx.get_values(c).astype(np.float64)
-    np.testing.assert_allclose(results["cuda"], results["reference"], rtol=2.0**-2 if "f8" in str(left) else 2.0**-6, atol=0.1)
+    np.testing.assert_allclose(
+        results["cuda"], results["reference"], rtol=2.0**-2 if "f8" in str(left) else 2.0**-6, atol=0.1
+    )
 
 
 def test_training_steps_are_those_of_the_emulator() -> None:

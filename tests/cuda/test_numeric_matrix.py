@@ -35,7 +35,9 @@ def test_every_conversion(name: str) -> None:
     for device in ("reference", "cuda-emulated"):
         with st.Session(), st.Context(device) as ctx:
             x = st.placeholder("x", output=[cells.size], prec=source)
-            casts = [st.cast(x, target) for target in (st.f64, st.f32, st.f16, st.bf16, st.f8e5m2, st.f8e4m3, st.i32, st.i8)]
+            casts = [
+                st.cast(x, target) for target in (st.f64, st.f32, st.f16, st.bf16, st.f8e5m2, st.f8e4m3, st.i32, st.i8)
+            ]
             ctx.set_values(x, cells)
             ctx.run(ctx.compile(casts))
             results[device] = [ctx.get_values(cast) for cast in casts]

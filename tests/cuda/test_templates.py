@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.precision import Prec, bf16, f8e4m3, f16, f32, f64, i32, i64
+from stagedtensor.runtime.nvrtc import compile_cuda
 from tests.cuda.running import emitted, run_emulated
 from tests.run.blocks import (
     Array,
@@ -65,12 +67,16 @@ def test_run_time_extents_reach_the_kernel() -> None:
     x, y = ir.Buffer("x", f32, (8, 6)), ir.Buffer("y", f32, (8, 6))
     i = ir.Iterator_(ir.Symbol("i", i64), ir.Var(count), 8)
     j = axis("j", 6)
-    whole = module(ir.Block("twice", (i, j), (store(y, [i, j], apply("add", load(x, i, j), load(x, i, j))),)), scalars=[count])
+    whole = module(
+        ir.Block("twice", (i, j), (store(y, [i, j], apply("add", load(x, i, j), load(x, i, j))),)), scalars=[count]
+    )
     agree(whole, {x: random_array(x), y: np.ones((8, 6), np.float32)}, {count: 5})
     assert "const int64_t rows = scalars[0];" in emitted(whole).text
 
 
-def row_sum(x: ir.Buffer, y: ir.Buffer, data: list[ir.Iterator_], reduce: list[ir.Iterator_], combine: str = "add") -> ir.Module:
+def row_sum(
+    x: ir.Buffer, y: ir.Buffer, data: list[ir.Iterator_], reduce: list[ir.Iterator_], combine: str = "add"
+) -> ir.Module:
     acc = ir.Symbol("acc", f32)
     op = {"add": "add", "max": "maximum"}[combine]
     start = ir.Const(0.0 if combine == "add" else float("-inf"), f32)
@@ -122,7 +128,9 @@ def test_contraction_tiles(shape: tuple[int, int, int], a_axes: str, b_axes: str
     acc = ir.Symbol("acc", f32)
     update = ir.Fma(load(a, *(its[name] for name in a_axes)), load(b, *(its[name] for name in b_axes)), ir.Var(acc))
     item = ir.Accumulator(acc, ZERO, update, "add", ZERO)
-    whole = module(ir.Block("product", (its["i"], its["j"], its["k"]), (store(c, [its["i"], its["j"]], ir.Var(acc)),), (item,)))
+    whole = module(
+        ir.Block("product", (its["i"], its["j"], its["k"]), (store(c, [its["i"], its["j"]], ir.Var(acc)),), (item,))
+    )
     assert "shared memory" in path(whole)
     # depth is walked in order: the sums are those of the interpreter, bit for bit
     agree(whole, {a: random_array(a), b: random_array(b, 1), c: np.zeros((m, n), np.float32)})
@@ -169,3 +177,47 @@ def test_row_kernel_is_readable(golden: Callable[[str], None]) -> None:
 def test_contraction_kernel_is_readable(golden: Callable[[str], None]) -> None:
     a, b, c = ir.Buffer("a", f32, (100, 70)), ir.Buffer("b", f32, (70, 90)), ir.Buffer("c", f32, (100, 90))
     golden(emitted(module(contraction(a, b, c, (100, 90, 70), "NN"))).kernels[0].text)
+
+
+@pytest.mark.parametrize(("prec", "shape"), [(f32, (64, 256)), (bf16, (64, 264)), (f16, (1 << 14,))])
+def test_long_sweeps_move_16_bytes_at_a_time(prec: Prec, shape: tuple[int, ...]) -> None:
+    x, state, rate = ir.Buffer("x", prec, shape), ir.Buffer("state", f32, shape), ir.Buffer("rate", f32, (1,))
+    y = ir.Buffer("y", prec, shape)
+    iterators = [axis(name, extent) for name, extent in zip("ij", shape, strict=False)]
+    zero = ir.Const(0, i64)
+    step = apply("mul", ir.Load(rate, (zero,)), load(x, *iterators))
+    update = ir.Store(state, at(*iterators), apply("sub", load(state, *iterators), step))
+    after = store(y, iterators, apply("exp", load(state, *iterators)))  # sees the new state
+    whole = module(ir.Block("sweep", tuple(iterators), (update, after)))
+    assert "16-byte accesses" in path(whole)
+    agree(
+        whole,
+        {
+            x: random_array(x),
+            state: random_array(state, 1),
+            rate: np.array([0.25], np.float32),
+            y: np.zeros(shape, prec.numpy_dtype),
+        },
+    )
+
+
+def test_loads_that_only_a_condition_keeps_inside_stay_behind_it() -> None:
+    half = 1 << 13
+    a, b, y = ir.Buffer("a", f32, (half,)), ir.Buffer("b", f32, (half,)), ir.Buffer("y", f32, (2 * half,))
+    i = axis("i", 2 * half)
+    first = apply("lt", ir.Var(i.symbol), ir.index(half), prec=i64)
+    other = ir.Load(b, (apply("sub", ir.Var(i.symbol), ir.index(half), prec=i64),))
+    value = apply("where", ir.Cast(first, f32), ir.Load(a, at(i)), other)
+    whole = module(ir.Block("both", (i,), (ir.Store(y, at(i), value),)))
+    assert "16-byte" not in path(whole)
+    agree(whole, {a: random_array(a), b: random_array(b, 1), y: np.zeros(2 * half, np.float32)})
+
+
+@pytest.mark.parametrize("name", ["max", "norm", "sincos", "threadIdx", "st_exp_f32", "half"])
+def test_kernels_and_buffers_may_be_called_anything(name: str) -> None:
+    x, y = ir.Buffer(name, f32, (40,)), ir.Buffer("float", f32, (40,))
+    i = axis("__global__", 40)
+    whole = module(ir.Block(name, (i,), (store(y, [i], apply("exp", load(x, i))),)))
+    agree(whole, {x: random_array(x), y: np.zeros(40, np.float32)})
+    if importlib.util.find_spec("cupy") is not None:
+        assert compile_cuda(emitted(whole).text).warnings == ()

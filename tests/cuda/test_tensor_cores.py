@@ -38,7 +38,9 @@ extern "C" __global__ void one_tile(const uint32_t *a, const uint32_t *b, float 
 """
 
 
-def by_hand(text: str, names: list[str], buffers: tuple[ir.Buffer, ...], writes: ir.Buffer, values: list[Array]) -> list[Array]:
+def by_hand(
+    text: str, names: list[str], buffers: tuple[ir.Buffer, ...], writes: ir.Buffer, values: list[Array]
+) -> list[Array]:
     """Run a kernel written by hand with one warp."""
     whole = prelude_source([], dialect="cuda") + cuda_functions(names) + text
     launch = Launch(1, 32, cooperative=True)
@@ -93,7 +95,12 @@ def narrow_product(
         return apply("relu", apply("add", value, load(bias, column)))
 
     whole = module(contraction(a, b, c, size, form, epilogue))
-    arrays = {a: random_array(a), b: random_array(b, 1), bias: random_array(bias, 2), c: np.zeros((m, n), out.numpy_dtype)}
+    arrays = {
+        a: random_array(a),
+        b: random_array(b, 1),
+        bias: random_array(bias, 2),
+        c: np.zeros((m, n), out.numpy_dtype),
+    }
     return whole, arrays, c
 
 
@@ -117,7 +124,9 @@ def test_products_with_epilogue(left: Prec, right: Prec, size: tuple[int, int, i
     a, b = (np.abs(cells.astype(np.float64)) for cells in list(arrays.values())[:2])
     magnitude = (a.T if form == "TN" else a) @ (b.T if form == "NT" else b) + 2
     unit = {f32: 2.0**-24, f16: 2.0**-11, bf16: 2.0**-8}[out]
-    np.testing.assert_array_less(np.abs(found - expected), 2 * size[2] * 2.0**-24 * magnitude + 2 * unit * np.abs(expected) + 1e-30)
+    np.testing.assert_array_less(
+        np.abs(found - expected), 2 * size[2] * 2.0**-24 * magnitude + 2 * unit * np.abs(expected) + 1e-30
+    )
     assert np.count_nonzero(found) > found.size // 4
 
 

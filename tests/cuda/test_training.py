@@ -42,4 +42,3 @@ def test_mlp_step_is_that_of_the_other_devices(other: str) -> None:
 def test_auto_stays_on_the_cpu_without_a_gpu() -> None:
     with st.Context("auto") as ctx:
         assert "emulated" not in ctx.device_name
-

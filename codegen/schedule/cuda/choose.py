@@ -21,7 +21,9 @@ from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
 from stagedtensor.codegen.schedule.split import combinable, split
 
-_SPLIT = Machine(vector_bytes=16, registers=64, split_points=16_384, block_points=4_096, most_blocks=256, few_results=128)
+_SPLIT = Machine(
+    vector_bytes=16, registers=64, split_points=16_384, block_points=4_096, most_blocks=256, few_results=128
+)
 """When a reduction with few results is cut in two passes: blocks enough for a device, each with work for its threads."""
 _FEW_RESULTS = 4096
 _SHORT = 32

@@ -22,6 +22,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.cuda.launch import THREADS, WARP, Launch, blocks_for, flatten, strided
+from stagedtensor.codegen.schedule.cuda.vector import grouped
 from stagedtensor.codegen.schedule.nest import collapse, fresh, nest, point, stores
 
 
@@ -39,6 +40,11 @@ def over_points(data: Sequence[Iterator_], body: Sequence[Stmt]) -> tuple[tuple[
 def elementwise(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the statements of a block without accumulators, their launch and a few words."""
     block = collapse(block)
+    groups = grouped(block)
+    if groups is not None:
+        iterators, inner, words = groups
+        body, _, launch = over_points(iterators, inner)
+        return body, launch, words
     work = point(block, {})
     body, _, launch = over_points(block.iterators, work.wrap(stores(block, work.mapping)))
     return body, launch, "elementwise, one thread per point" if block.iterators else "one point"

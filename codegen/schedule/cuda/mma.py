@@ -106,7 +106,9 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
     left = Panel("left_tile", Side(given.left, given.rows, given.depth, across.batch), shape.rows, _DEPTH, prec)
-    right = Panel("right_tile", Side(given.right, given.columns, given.depth, across.batch), shape.columns, _DEPTH, prec)
+    right = Panel(
+        "right_tile", Side(given.right, given.columns, given.depth, across.batch), shape.columns, _DEPTH, prec
+    )
     stages = 3 if 3 * (left.nbytes + right.nbytes) <= _STATIC_SHARED else 2
     tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
@@ -142,7 +144,12 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
     body: list[Stmt] = [
         Alloc(states),
         _fill(given, across, place, states),
-        loop(ahead, stages - 1, [*_where(layers < stages - 1, less(Var(ahead), layers), issue(Var(ahead))), commit], "unroll"),
+        loop(
+            ahead,
+            stages - 1,
+            [*_where(layers < stages - 1, less(Var(ahead), layers), issue(Var(ahead))), commit],
+            "unroll",
+        ),
         loop(layer, layers, steps),
         _results(given, across, place, states),
         Barrier(),  # the next tile's copies go into the stages just read
@@ -186,7 +193,9 @@ def _multiply(
     second, fourth = multiply(middle, 8), multiply(high, 8)
     # The four matrices are, of the left operand, two of rows and then the same further down; of the right one, two of
     # depth and then the same further across. A thread names one row of memory of one of them.
-    left_load = left[0].fragment(left[1], stage, row, first, low, second, fourth, Load(left_fragment, (Var(m), index(0))))
+    left_load = left[0].fragment(
+        left[1], stage, row, first, low, second, fourth, Load(left_fragment, (Var(m), index(0)))
+    )
     right_load = right[0].fragment(
         right[1], stage, column, first, low, fourth, second, Load(right_fragment, (multiply(Var(pair), 2), index(0)))
     )

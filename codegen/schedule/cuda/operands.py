@@ -173,7 +173,15 @@ def _inside(flat: Flat, place: Expr) -> Expr:
 
 
 def stage(
-    side: Side, tile: Buffer, shape: tuple[int, int], first: Expr, deep: Expr, thread: Symbol, threads: int, *, depth_first: bool
+    side: Side,
+    tile: Buffer,
+    shape: tuple[int, int],
+    first: Expr,
+    deep: Expr,
+    thread: Symbol,
+    threads: int,
+    *,
+    depth_first: bool,
 ) -> Stmt:
     """Return the copy of ``shape`` = (along, depth) cells from (``first``, ``deep``) on into ``tile``.
 
@@ -221,9 +229,11 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
         Store(item.buffer, tuple(substitute(part, mapping) for part in item.indices), substitute(item.value, mapping))
         for item in given.block.stores
     )
-    return [If(test, (*down.lets, *across.lets, *stores))] if not (down.guard or across.guard) else [
-        *down.lets, *across.lets, If(test, stores)
-    ]
+    return (
+        [If(test, (*down.lets, *across.lets, *stores))]
+        if not (down.guard or across.guard)
+        else [*down.lets, *across.lets, If(test, stores)]
+    )
 
 
 __all__ = ["Product", "Side", "Tiles", "collapsed", "initial", "product", "result_stores", "stage", "tiles"]

@@ -90,7 +90,9 @@ def tile(given: Product) -> tuple[tuple[Stmt, ...], Launch, str]:
         _stores(given, across, states, Var(down), Var(right)),
     ]
     nest = (Alloc(left_tile), Alloc(right_tile), *here, across.loop(body))
-    words = f"contraction, tiles of {shape.rows} x {shape.columns} x {shape.depth} in shared memory, {prec} multiply-add"
+    words = (
+        f"contraction, tiles of {shape.rows} x {shape.columns} x {shape.depth} in shared memory, {prec} multiply-add"
+    )
     return nest, across.launch(THREADS, thread), words
 
 
