@@ -15,7 +15,7 @@ from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan
 from stagedtensor.codegen.prelude import prelude_source
 from stagedtensor.codegen.prelude.cuda import cuda_functions
-from stagedtensor.codegen.schedule.cuda import Launch
+from stagedtensor.codegen.schedule.cuda import Launch, mma
 from stagedtensor.errors import MemoryCheckError
 from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, u32
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
@@ -116,8 +116,18 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("enough", [1, 96])
 @pytest.mark.parametrize(("left", "right", "size", "form", "out"), CASES)
-def test_products_with_epilogue(left: Prec, right: Prec, size: tuple[int, int, int], form: str, out: Prec) -> None:
+def test_products_with_epilogue(
+    left: Prec,
+    right: Prec,
+    size: tuple[int, int, int],
+    form: str,
+    out: Prec,
+    enough: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mma, "ENOUGH_TILES", enough)  # 1: the largest tiles that fit
     whole, arrays, c = narrow_product(left, right, size, form, out)
     assert "tensor cores" in emitted(whole).kernels[0].proc.path
     expected, found = (run(whole, arrays)[c].astype(np.float64) for run in (run_reference, run_emulated))
@@ -180,7 +190,10 @@ def test_a_tile_that_misses_the_barrier_is_found() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("size", [(40, 24, 50), (64, 64, 64), (256, 256, 64)])
-def test_ptx_shows_tensor_core_instructions_and_no_spills(size: tuple[int, int, int]) -> None:
+def test_ptx_shows_tensor_core_instructions_and_no_spills(
+    size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mma, "ENOUGH_TILES", 1)
     whole, *_ = narrow_product(bf16, bf16, size, "NN", bf16)
     text = emitted(whole).text
     ptx = compile_cuda(text, "sm_80", "ptx").data.decode()

@@ -26,7 +26,7 @@ from stagedtensor.codegen.loop_ir import (
     Var,
     index,
 )
-from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less
+from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less, points_of
 from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, tiles
 from stagedtensor.codegen.schedule.cuda.panel import Panel, instruction
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
@@ -65,7 +65,9 @@ class _Shape:
         return WARP * self.across * (self.rows // self.warp_rows)
 
 
-_SMALL, _MIDDLE, _LARGE = _Shape(32, 32, 16, 16), _Shape(64, 64, 32, 32), _Shape(128, 128, 64, 32)
+_SHAPES = (_Shape(128, 128, 64, 32), _Shape(64, 64, 32, 32), _Shape(32, 32, 16, 16))
+ENOUGH_TILES = 96
+"""Tiles that keep a large device busy; with fewer, smaller ones finish sooner."""
 
 
 def narrow_operands(given: Product) -> tuple[Product, Prec] | None:
@@ -94,10 +96,14 @@ def _in_format(value: Expr, prec: Prec) -> Expr:
 
 
 def _shape(given: Product) -> _Shape:
+    """The largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
     rows, columns, _ = given.sizes
-    if rows >= 256 and columns >= 256:
-        return _LARGE
-    return _MIDDLE if rows > 32 and columns > 32 else _SMALL
+    fitting = [shape for shape in _SHAPES if 2 * rows > shape.rows and 2 * columns > shape.columns]
+    batch = points_of(given.batch)
+    for shape in fitting:
+        if batch * -(-rows // shape.rows) * -(-columns // shape.columns) >= ENOUGH_TILES:
+            return shape
+    return _SHAPES[-1]
 
 
 def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
