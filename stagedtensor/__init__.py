@@ -16,6 +16,7 @@ from .composite import composite
 from .explain import explain, explanation, why
 from .functions.attention import attention, rope
 from .functions.convolution import avg_pool2d, conv2d, global_avg_pool2d, max_pool2d
+from .functions.convolution_nd import conv1d, conv3d, conv_transpose1d
 from .functions.dropout import dropout
 from .functions.einsum import einsum
 from .functions.indexing import concat, gather, narrow, one_hot, permute, reshape, transpose
@@ -193,7 +194,10 @@ __all__ = [
     "computation",
     "concat",
     "constant",
+    "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "convert",
     "converts",
     "cos",

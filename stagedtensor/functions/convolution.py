@@ -47,16 +47,17 @@ def image_size(x: Tensor, what: str) -> tuple[int, int]:
     return row[0].size, row[1].size
 
 
-def padded(x: Tensor, amounts: tuple[int, int], fill: Literal["zero", "lowest"] = "zero") -> Tensor:
-    """Surround an image with ``amounts`` (rows, columns) of zeros, or of the identity of max."""
-    if amounts == (0, 0):
+def padded(x: Tensor, amounts: tuple[int, ...], fill: Literal["zero", "lowest"] = "zero") -> Tensor:
+    """Surround the axes before channels with ``amounts`` (rows, columns) of zeros, or of the identity of max."""
+    if not any(amounts):
         return x
 
     def axis(name: str, amount: int) -> AxisTerm:
         return Concat((amount, Name(name), amount)) if amount else Name(name)
 
-    operand = RowSpec((Name("h"), Name("w"), Name("c")))
-    target = RowSpec((axis("h", amounts[0]), axis("w", amounts[1]), Name("c")))
+    names = ("d", "h", "w")[-len(amounts) :]
+    operand = RowSpec((*map(Name, names), Name("c")))
+    target = RowSpec((*map(axis, names, amounts), Name("c")))
     op: WriteOp = "add" if fill == "zero" else "max"
     return apply_op(
         "pad",

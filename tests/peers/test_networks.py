@@ -256,6 +256,29 @@ OPS: Mapping[str, tuple[Callable[..., st.Tensor], Callable[..., Any], list[Input
         [MATRIX],
     ),
     "unfold": (lambda x: st.unfold(x, 3, 2, ("output", 0)), lambda p, x: x.unfold(1, 3, 2), [MATRIX]),
+    "conv1d": (
+        lambda x, w, b: st.conv1d(x, st.einsum("k, i, o => k, i -> o", w), b, stride=2, padding=1),
+        lambda p, x, w, b: F.conv1d(x.permute(0, 2, 1), w.permute(2, 1, 0), b, stride=2, padding=1).permute(0, 2, 1),
+        [MATRIX, Input(0, draw(3, 7, 4)), Input(0, draw(4))],
+    ),
+    "conv3d": (
+        lambda x, w: st.conv3d(
+            x, st.einsum("d, h, w, i, o => d, h, w, i -> o", w), stride=(1, 2, 1), padding=(1, 0, 1)
+        ),
+        lambda p, x, w: F.conv3d(
+            x.permute(0, 4, 1, 2, 3), w.permute(4, 3, 0, 1, 2), stride=(1, 2, 1), padding=(1, 0, 1)
+        ).permute(0, 2, 3, 4, 1),
+        [Input(1, draw(2, 3, 6, 4, 2)), Input(0, draw(2, 3, 2, 2, 5))],
+    ),
+    "conv_transpose1d": (
+        lambda x, w, b: st.conv_transpose1d(
+            x, st.einsum("k, i, o => k, i -> o", w), b, stride=3, padding=1, output_padding=2, dilation=2
+        ),
+        lambda p, x, w, b: F.conv_transpose1d(
+            x.permute(0, 2, 1), w.permute(1, 2, 0), b, stride=3, padding=1, output_padding=2, dilation=2
+        ).permute(0, 2, 1),
+        [MATRIX, Input(0, draw(3, 7, 4)), Input(0, draw(4))],
+    ),
     "upsample2d": (
         lambda x: st.upsample2d(x, (2, 3)),
         lambda p, x: x.repeat_interleave(2, 1).repeat_interleave(3, 2),
