@@ -15,12 +15,14 @@ from . import language as language, losses, nn
 from .functions import (
     attention,
     convolution,
+    convolution_nd,
     dropout,
     einsum as einsums,
     indexing,
     layout,
     normalised,
     pointwise,
+    products,
     reductions,
 )
 from .language.words import declare
@@ -63,7 +65,8 @@ _PRECISIONS = (bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, 
 _FUNCTIONS = (
     attention.attention, attention.rope,
     convolution.avg_pool2d, convolution.conv2d, convolution.global_avg_pool2d, convolution.max_pool2d,
-    dropout.dropout,
+    convolution_nd.conv1d, convolution_nd.conv3d, convolution_nd.conv_transpose1d,
+    dropout.dropout, products.matmul_nt,
     indexing.gather, indexing.narrow, indexing.one_hot, indexing.permute, indexing.reshape, indexing.transpose,
     layout.flatten, layout.index_select, layout.pad2d, layout.split, layout.squeeze, layout.tril, layout.unfold,
     layout.unsqueeze, layout.upsample2d,
