@@ -14,7 +14,7 @@ from stagedtensor.block_formats import Encoding, Value
 from stagedtensor.codegen.loop_ir import Apply, Buffer, Cast, Const, Expr, Load, index
 from stagedtensor.encoded import INPUT_BLOCK_MAJOR, Encoded
 from stagedtensor.errors import InternalError
-from stagedtensor.precision import Prec, f16, f32, i8, i32, u8, u32
+from stagedtensor.precision import Prec, f16, f32, i8, i32, u8, u16, u32
 
 View = Callable[[Prec], Buffer]
 """The byte buffer as cells of a format."""
@@ -111,6 +111,9 @@ class _Block:
     def i8(self, offset: Value) -> Value:
         return _Term(Cast(self._load(i8, offset), i32))
 
+    def u16(self, place: Value) -> Value:
+        return _Term(Cast(self._load(u16, place), u32))
+
     def half(self, offset: int) -> Value:
         return _Term(Cast(self._load(f16, offset // 2), f32))
 
@@ -122,4 +125,5 @@ class _Block:
         return _Term(Cast(signed, f32))
 
     def where(self, condition: Value, then: Value, otherwise: Value) -> Value:
-        return _Term(Apply("where", (condition.expr, then.expr, otherwise.expr), then.expr.type))
+        branches = tuple(Const(part, u32) if isinstance(part, int) else part.expr for part in (then, otherwise))
+        return _Term(Apply("where", (condition.expr, *branches), branches[0].type))

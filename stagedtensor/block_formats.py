@@ -31,6 +31,9 @@ class Reader(Protocol):
     def i8(self, offset: Value) -> Value:
         """Return a signed byte."""
 
+    def u16(self, place: Value) -> Value:
+        """Return the unsigned 16-bit word at byte ``2 * place``."""
+
     def half(self, offset: int) -> Value:
         """Return an IEEE half, widened exactly to f32."""
 
@@ -99,6 +102,11 @@ def _bit(block: Reader, byte: Value, at: Value) -> Value:
     return _pick(block, at, [byte // 2**number for number in range(8)]) % 2
 
 
+def _bit_of_word(block: Reader, word: Value, at: Value) -> Value:
+    """Move bit ``at`` of 16 to the top by a product with one constant per position: lanes do it side by side."""
+    return word * _pick(block, at, [2 ** (15 - number) for number in range(16)]) // 2**15 % 2
+
+
 def _two_bits(block: Reader, byte: Value, at: Value) -> Value:
     return _pick(block, at, [byte // 4**number for number in range(4)]) % 4
 
@@ -112,7 +120,7 @@ def _q4(block: Reader, e: Value, start: int) -> Value:
 
 def _q5(block: Reader, e: Value, start: int) -> Value:
     """Four low bits as in the 4-bit formats; bit e of the four bytes before them is the fifth."""
-    return _q4(block, e, start) + _bit(block, block.u8(e // 8 + (start - 4)), e % 8) * 16
+    return _q4(block, e, start) + _bit_of_word(block, block.u16(e // 16 + (start // 2 - 2)), e % 16) * 16
 
 
 def _q4_0(block: Reader, e: Value) -> Value:
@@ -245,6 +253,10 @@ class _NumpyReader:
 
     def i8(self, offset: Value) -> Value:
         return self._at(offset).view(np.int8).astype(np.int32)
+
+    def u16(self, place: Value) -> Value:
+        words: np.ndarray[Any, Any] = np.ascontiguousarray(self.blocks).view("<u2")[:, np.atleast_1d(place)]
+        return words.astype(np.int32)
 
     def half(self, offset: int) -> Value:
         return np.ascontiguousarray(self.blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)

@@ -24,8 +24,10 @@ from stagedtensor.codegen.loop_ir import (
     Block,
     Buffer,
     Cast,
+    Const,
     Expr,
     Iterator_,
+    Let,
     Load,
     Stmt,
     Store,
@@ -37,9 +39,9 @@ from stagedtensor.codegen.loop_ir import (
     with_children,
 )
 from stagedtensor.codegen.passes.simplify import simplify_positions
-from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.codegen.schedule.analysis import Contraction, contraction, depends
-from stagedtensor.codegen.schedule.nest import index_symbol, loads_in, loop, nest, stores
+from stagedtensor.codegen.schedule.nest import index_symbol, inline_lets, loads_in, loop, nest, stores
 from stagedtensor.codegen.schedule.rows import fill, finals, merge_tree
 from stagedtensor.encoded import Encoded
 from stagedtensor.precision import f16, i64
@@ -49,6 +51,7 @@ _WHOLE_TENSOR_STEP = 64
 _MOST_ROW_BYTES = 1 << 18
 _TILE = 4
 _SMALL_BLOCK = 32
+_KEY = Symbol("key", i64)
 
 
 def encoded_in(*exprs: Expr) -> Encoded | None:
@@ -104,6 +107,37 @@ def encoded_contraction(block: Block, lanes: int, *, parallel: bool) -> tuple[tu
     return None
 
 
+def encoded_elementwise(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str] | None:
+    """Return the loops of a block that decodes into its results (rows of a table, a dense copy), or None."""
+    if (
+        block.accumulators
+        or block.guard is not None
+        or len(block.stores) != 1
+        or any(item.bound == 0 for item in block.iterators)
+    ):
+        return None
+    (store,) = block.stores
+    result = inline_lets(block, store.value)
+    value = encoded_in(result)
+    if value is None:
+        return None
+    step = _WHOLE_TENSOR_STEP if value.encoding.whole else value.encoding.elements
+    along = next((item for item in reversed(block.data) if constant(item.extent) == value.shape[-1]), None)
+    cut = None if along is None or value.shape[-1] % step else _cut(block, result, along, step)
+    if along is None or cut is None:
+        return None
+    tables, cut = _prepared(cut, scales=False)
+    steps: list[Stmt] = [*tables]
+    for part in cut.segments:
+        where = {along.symbol: _position(cut, part.start, Var(part.lane))}
+        cell = tuple(substitute(place, where) for place in store.indices)
+        lets, decoded = _lifted(part)
+        steps += [*lets, loop(part.lane, part.length, (replace(store, indices=cell, value=decoded),), "lane")]
+    blocks = Iterator_(cut.block, index(along.bound // step), along.bound // step)
+    others = [item for item in block.data if item is not along]
+    return _data_nest((*others, blocks), steps, parallel), f"decodes blocks in {len(cut.segments)} segments"
+
+
 # -- segments -----------------------------------------------------------------------------------------------------
 
 
@@ -118,13 +152,17 @@ def _cut(block: Block, weight: Expr, along: Iterator_, step: int) -> _Cut | None
 
 
 def _segments(
-    weight: Expr, along: Iterator_, number: Symbol, step: int, start: int, length: int, ranges: Mapping[Symbol, Interval]
+    weight: Expr,
+    along: Iterator_,
+    number: Symbol,
+    step: int,
+    start: int,
+    length: int,
+    ranges: Mapping[Symbol, Interval],
 ) -> tuple[Segment, ...] | None:
     lane = index_symbol("i_lane")
     position = add(add(multiply(Var(number), step), start), Var(lane))
-    value = simplify_positions(
-        substitute(weight, {along.symbol: position}), {**ranges, lane: Interval(0, length - 1)}
-    )
+    value = simplify_positions(substitute(weight, {along.symbol: position}), {**ranges, lane: Interval(0, length - 1)})
     if not _chooses(value, lane):
         return (Segment(start, length, lane, value),)
     if length <= _LEAST_SEGMENT:
@@ -134,7 +172,53 @@ def _segments(
     if first is None:
         return None
     second = _segments(weight, along, number, step, start + half, half, ranges)
-    return None if second is None else (*first, *second)
+    if second is None:
+        return None
+    joined = _joined(first[0], second[0], ranges) if len(first) == len(second) == 1 else None
+    return (*first, *second) if joined is None else (joined,)
+
+
+def _joined(first: Segment, second: Segment, ranges: Mapping[Symbol, Interval]) -> Segment | None:
+    """One segment of two halves that differ in values which no lane changes, such as the scale of 16 elements of a run."""
+    lane, half = first.lane, first.length
+    moved = simplify_positions(
+        substitute(second.value, {second.lane: add(Var(lane), -half)}), {**ranges, lane: Interval(half, 2 * half - 1)}
+    )
+    value = _either(Apply("lt", (Var(lane), index(half)), i64), lane, first.value, moved)
+    return None if value is None else Segment(first.start, 2 * half, lane, value)
+
+
+def _either(early: Expr, lane: Symbol, first: Expr, second: Expr) -> Expr | None:
+    if first == second:
+        return first
+    if type(first) is not type(second) or first.type is not second.type:
+        return None
+    if first.type is not i64 and lane not in (*symbols_of(first), *symbols_of(second)):
+        return Apply("where", (early, first, second), first.type)
+    if isinstance(first, Load | Const | Var) or getattr(first, "op", "") != getattr(second, "op", ""):
+        return None
+    parts = [_either(early, lane, a, b) for a, b in zip(children(first), children(second), strict=True)]
+    known = tuple(part for part in parts if part is not None)
+    return with_children(first, known) if len(known) == len(parts) else None
+
+
+def _lifted(part: Segment) -> tuple[list[Let], Expr]:
+    """Name what no lane of a segment changes: scales are computed once, and no choice between lanes holds a load."""
+    lets: dict[Expr, Let] = {}
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Const | Var) or expr.type is i64:
+            return expr
+        if part.lane not in symbols_of(expr):
+            return Var(lets.setdefault(expr, Let(Symbol(_hint(expr), expr.type), expr)).symbol)
+        return expr if isinstance(expr, Load) else with_children(expr, tuple(map(visit, children(expr))))
+
+    value = visit(part.value)
+    return list(lets.values()), value
+
+
+def _hint(expr: Expr) -> str:
+    return "step" if expr.type.is_float else "bits"
 
 
 def _chooses(value: Expr, lane: Symbol) -> bool:
@@ -142,7 +226,7 @@ def _chooses(value: Expr, lane: Symbol) -> bool:
     return any(
         isinstance(part, Apply)
         and part.type is i64
-        and part.op in ("floordiv", "mod", "ge", "lt")
+        and part.op in ("floordiv", "mod", "ge")
         and any(isinstance(inner, Var) and inner.symbol is lane for inner in walk(part))
         for part in walk(value)
     )
@@ -162,7 +246,9 @@ def _along_rows(
     row_bytes = cut.along.bound * weight.type.bytes
     note = f"decodes blocks in {len(cut.segments)} segments, {lanes} lanes"
     if all(item.extent == index(1) for item in repeated) or row_bytes > _MOST_ROW_BYTES:
-        return _data_nest((*shared, *repeated), _sums(block, weight, cut, lanes, None), parallel), f"encoded rows, {note}"
+        return _data_nest(
+            (*shared, *repeated), _sums(block, weight, cut, lanes, None), parallel
+        ), f"encoded rows, {note}"
     row = Buffer("row", weight.type, (cut.along.bound,), "local")
     body = [Alloc(row), *_decode_row(cut, row), *_tiles(block, weight, cut, lanes, row, repeated)]
     return _data_nest(shared, body, parallel), f"encoded rows, each decoded once, {note}"
@@ -186,16 +272,18 @@ def _data_nest(iterators: Sequence[Iterator_], body: Sequence[Stmt], parallel: b
 
 
 def _decode_row(cut: _Cut, row: Buffer) -> tuple[Stmt, ...]:
-    body = [
-        loop(
-            part.lane,
-            part.length,
-            (Store(row, (_position(cut, part.start, Var(part.lane)),), part.value),),
-            "lane",
-        )
-        for part in cut.segments
-    ]
-    return (loop(cut.block, cut.along.bound // cut.step, body),)
+    prepared, cut = _prepared(cut, scales=True)
+    return (*prepared, loop(cut.block, cut.along.bound // cut.step, _decoding(cut, row, Var(cut.block))))
+
+
+def _decoding(cut: _Cut, target: Buffer, block: Expr) -> list[Stmt]:
+    """The loops that decode one block into ``target``, whose block number is ``block``."""
+    body: list[Stmt] = []
+    for part in cut.segments:
+        lets, value = _lifted(part)
+        cell = add(add(multiply(block, cut.step), part.start), Var(part.lane))
+        body += [*lets, loop(part.lane, part.length, (Store(target, (cell,), value),), "lane")]
+    return body
 
 
 def _position(cut: _Cut, start: int, lane: Expr) -> Expr:
@@ -222,7 +310,7 @@ def _sums(block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer | None)
     if row is not None:
         return _row_sums(block, weight, cut, lanes, row, [{}])
     states = _states(block, lanes, 1)[0]
-    prepared, cut = _scales_first(cut)
+    prepared, cut = _prepared(cut, scales=True)
     steps = [stmt for part in cut.segments for stmt in _steps(block, states, cut, part, lanes, weight)]
     return (
         *prepared,
@@ -233,25 +321,36 @@ def _sums(block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer | None)
     )
 
 
-def _scales_first(cut: _Cut) -> tuple[tuple[Stmt, ...], _Cut]:
-    """Widen the halves of a row's small blocks ahead, many at a time: one by one they would cost as much as the products."""
-    if cut.step > _SMALL_BLOCK:
-        return (), cut
+def _prepared(cut: _Cut, *, scales: bool) -> tuple[tuple[Stmt, ...], _Cut]:
+    """Compute ahead, many at a time, what would cost as much as the products one by one.
+
+    These are tables of what depends on the lane alone, and (``scales``) the widened halves of a row's small blocks.
+    """
     prepared: list[Stmt] = []
-    known: dict[Expr, Expr] = {}
-    count = cut.along.bound // cut.step
-    for half in dict.fromkeys(part for segment in cut.segments for part in walk(segment.value) if _is_half(part)):
-        scales, at = Buffer("scale", half.type, (count,), "local"), index_symbol("i_block")
-        filled = Store(scales, (Var(at),), substitute(half, {cut.block: Var(at)}))
-        prepared += [Alloc(scales), loop(at, count, (filled,), "lane")]
-        known[half] = Load(scales, (Var(cut.block),))
+    known: dict[Expr, Buffer] = {}
 
-    def value(expr: Expr) -> Expr:
-        for half, place in known.items():
-            expr = _exchanged(expr, half, place)
-        return expr
+    def ahead(expr: Expr, old: Symbol, extent: int, hint: str) -> Buffer:
+        at = index_symbol("i_lane" if hint == "place" else "i_block")
+        key = substitute(expr, {old: Var(_KEY)})
+        if key not in known:
+            known[key] = Buffer(hint, expr.type, (extent,), "local")
+            filled = Store(known[key], (Var(at),), substitute(expr, {old: Var(at)}))
+            prepared.extend((Alloc(known[key]), loop(at, extent, (filled,), "lane")))
+        return known[key]
 
-    return tuple(prepared), replace(cut, segments=tuple(replace(part, value=value(part.value)) for part in cut.segments))
+    def visit(expr: Expr, part: Segment) -> Expr:
+        if isinstance(expr, Const | Var) or expr.type is i64:
+            return expr
+        if _is_half(expr) and scales and cut.step <= _SMALL_BLOCK:
+            return Load(ahead(expr, cut.block, cut.along.bound // cut.step, "scale"), (Var(cut.block),))
+        if isinstance(expr, Load):
+            return expr
+        if isinstance(expr, Apply) and expr.op == "where" and symbols_of(expr) == (part.lane,) and not loads_in(expr):
+            return Load(ahead(expr, part.lane, part.length, "place"), (Var(part.lane),))
+        return with_children(expr, tuple(visit(child, part) for child in children(expr)))
+
+    segments = tuple(replace(part, value=visit(part.value, part)) for part in cut.segments)
+    return tuple(prepared), replace(cut, segments=segments)
 
 
 def _is_half(expr: Expr) -> bool:
@@ -263,13 +362,16 @@ def _steps(
 ) -> list[Stmt]:
     """The multiply-adds of one segment, at most ``lanes`` at a time."""
     width = min(lanes, part.length)
-    steps: list[Stmt] = []
+    lets, decoded = _lifted(part)
+    steps: list[Stmt] = [*lets]
     for start in range(part.start, part.start + part.length, width):
         lane = index_symbol("i_lane")
         here = add(start - part.start, Var(lane))
-        value = substitute(part.value, {part.lane: here})
+        value = substitute(decoded, {part.lane: here})
         cell = (add(start % lanes, Var(lane)),)
-        steps.append(loop(lane, width, _step(block, states, cell, weight, value, _position(cut, start, Var(lane)), cut), "lane"))
+        steps.append(
+            loop(lane, width, _step(block, states, cell, weight, value, _position(cut, start, Var(lane)), cut), "lane")
+        )
     return steps
 
 
@@ -284,7 +386,11 @@ def _step(
     extra: Mapping[Symbol, Expr] | None = None,
 ) -> tuple[Stmt, ...]:
     (item,) = block.accumulators
-    mapping: dict[Symbol, Expr] = {cut.along.symbol: position, item.symbol: Load(states[item.symbol], cell), **(extra or {})}
+    mapping: dict[Symbol, Expr] = {
+        cut.along.symbol: position,
+        item.symbol: Load(states[item.symbol], cell),
+        **(extra or {}),
+    }
     # the weight is exchanged for a variable first: its own expression must not be substituted into
     taken = Symbol("w", weight.type)
     update = substitute(_exchanged(item.update, weight, Var(taken)), mapping)
@@ -326,9 +432,7 @@ def _row_sums(
     return tuple(body)
 
 
-def _results(
-    block: Block, states: dict[Symbol, Buffer], lanes: int, place: Mapping[Symbol, Expr]
-) -> tuple[Stmt, ...]:
+def _results(block: Block, states: dict[Symbol, Buffer], lanes: int, place: Mapping[Symbol, Expr]) -> tuple[Stmt, ...]:
     lets, results = finals(block.accumulators, states)
     placed = [replace(let, value=substitute(let.value, place)) for let in lets]
     return (*merge_tree(block.accumulators, states, lanes), *placed, *stores(block, {**place, **results}))
@@ -354,23 +458,25 @@ def _across_rows(found: Contraction, weight: Expr, cut: _Cut, parallel: bool) ->
     states = _states(block, cut.step, len(places))
     piece = Buffer("piece", weight.type, (cut.step,), "local")
     cells = [{item.symbol: replace(held[item.symbol], space="local")} for held in states]
-    steps: list[Stmt] = [
-        loop(part.lane, part.length, (Store(piece, (add(part.start, Var(part.lane)),), part.value),), "lane")
-        for part in cut.segments
-    ]
+    tables, cut = _prepared(cut, scales=False)
+    steps = _decoding(cut, piece, index(0))
     finish: list[Stmt] = []
     start: list[Stmt] = []
     for held, place in zip(cells, places, strict=True):
         first, lane, last_lane = index_symbol("i_lane"), index_symbol("i_lane"), index_symbol("i_lane")
         where = {cut.along.symbol: _position(cut, 0, Var(first)), **place}
-        start.append(loop(first, cut.step, (Store(held[item.symbol], (Var(first),), substitute(item.init, where)),), "lane"))
+        start.append(
+            loop(first, cut.step, (Store(held[item.symbol], (Var(first),), substitute(item.init, where)),), "lane")
+        )
         value, position = Load(piece, (Var(lane),)), _position(cut, 0, Var(lane))
-        steps.append(loop(lane, cut.step, _step(block, held, (Var(lane),), weight, value, position, cut, place), "lane"))
+        steps.append(
+            loop(lane, cut.step, _step(block, held, (Var(lane),), weight, value, position, cut, place), "lane")
+        )
         done: dict[Symbol, Expr] = {
             cut.along.symbol: _position(cut, 0, Var(last_lane)), item.symbol: Load(held[item.symbol], (Var(last_lane),)), **place
         }  # fmt: skip
         finish.append(loop(last_lane, cut.step, stores(block, done), "lane"))
-    body: list[Stmt] = [Alloc(piece), *(Alloc(held[item.symbol]) for held in cells), *start]
+    body: list[Stmt] = [*tables, Alloc(piece), *(Alloc(held[item.symbol]) for held in cells), *start]
     body += [*nest((rows,), steps, {}), *finish]
     inner: tuple[Stmt, ...] = tuple(body)
     if tile is not None and extent is not None:
