@@ -9,7 +9,7 @@ from .composite import composite
 from .errors import ShapeError
 from .functions.axes import LAST_OUTPUT, Axes, axes_of
 from .functions.indexing import check_ids
-from .functions.normalised import logsumexp_inside
+from .functions.normalised import finite_or_zero, log_total_inside
 from .functions.pointwise import clamp, log, relu, softplus, where
 from .functions.reductions import divided_by_count, reduce_tree
 from .source import user_source
@@ -64,14 +64,12 @@ def _cross_entropy(
     axes = axes_of(x, axis, what="cross_entropy")
     if len(axes.names) != 1:
         raise ShapeError(f"cross_entropy: expected one class axis, got {axis!r} ({user_source().quoted()})")
-    total = logsumexp_inside(x, axes)
-    picked = _picked_soft(x, labels, axes) if soft else _picked(x, labels, axes)
+    row = log_total_inside(x, axes)
+    cells = _expected(x, labels, row, axes) if soft else row[1] - _picked(x, labels, row[0], axes)
     if smoothing:
-        average = divided_by_count(
-            reduce_tree("sum", (x,), axes, (axes.full,), lambda a: a), x, axes, keepdims=False
-        )
-        picked = picked * (1.0 - smoothing) + average * smoothing
-    cells = total - picked
+        shifted = reduce_tree("sum", (x, row[0]), axes, (axes.full, axes.kept), _below_top)
+        average = row[1] - divided_by_count(shifted, x, axes, keepdims=False)
+        cells = cells * (1.0 - smoothing) + average * smoothing
     valid = _valid(labels, mask, ignore_index, axes)
     if valid is not None:
         cells = apply_op(
@@ -99,31 +97,39 @@ def _cross_entropy(
     )
 
 
-def _picked(x: Tensor, labels: Tensor, axes: Axes) -> Tensor:
-    """The logit of the label, written as a masked sum so that the gradient needs no scatter."""
+def _below_top(a: Expr, top: Expr) -> Expr:
+    """A logit less its row's maximum."""
+    return Apply("sub", (a, finite_or_zero(top)))
+
+
+def _picked(x: Tensor, labels: Tensor, top: Tensor, axes: Axes) -> Tensor:
+    """The logit of the label less the row's maximum, a masked sum so that the gradient needs no scatter."""
     (name,) = axes.names
 
-    def tree(a: Access, label: Access) -> Expr:
+    def tree(a: Access, label: Access, m: Access) -> Expr:
         last = Apply("sub", (DimValue((name,)), Literal_(1)))
         clamped = Apply("maximum", (Apply("minimum", (label, last)), Literal_(0)))
-        return Apply("where", (Apply("eq", (IterValue(name), clamped)), a, Literal_(0.0)))
+        return Apply("where", (Apply("eq", (IterValue(name), clamped)), _below_top(a, m), Literal_(0.0)))
 
     return apply_op(
         "pick_label",
-        (x, labels),
-        Spec((axes.full, axes.kept), axes.kept),
+        (x, labels, top),
+        Spec((axes.full, axes.kept, axes.kept), axes.kept),
         tree,
         reduction="add",
-        slots=(Slot.DATA, Slot.INDEX),
+        slots=(Slot.DATA, Slot.INDEX, Slot.DATA),
         attributes={"reduction": "add", "axes": axes},
     )
 
 
-def _picked_soft(x: Tensor, labels: Tensor, axes: Axes) -> Tensor:
-    def tree(a: Access, p: Access) -> Expr:
-        return Apply("where", (Apply("eq", (p, Literal_(0.0))), Literal_(0.0), Apply("mul", (p, a))))
+def _expected(x: Tensor, labels: Tensor, row: tuple[Tensor, Tensor], axes: Axes) -> Tensor:
+    """The sum of p * -log q over the classes; a class of probability 0 counts 0 whatever its logit is."""
 
-    return reduce_tree("pick_label", (x, labels), axes, (axes.full, axes.full), tree)
+    def tree(a: Access, p: Access, m: Access, s: Access) -> Expr:
+        cost = Apply("mul", (p, Apply("sub", (s, _below_top(a, m)))))
+        return Apply("where", (Apply("eq", (p, Literal_(0.0))), Literal_(0.0), cost))
+
+    return reduce_tree("expected", (x, labels, *row), axes, (axes.full, axes.full, axes.kept, axes.kept), tree)
 
 
 def _valid(labels: Tensor, mask: Tensor | None, ignore_index: int | None, axes: Axes) -> Tensor | None:

@@ -8,6 +8,7 @@ this form; ``shapes.projections`` resolves it once shapes are solved. Nothing he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from .dims import MEMORY_ORDER, RowKind
@@ -71,6 +72,14 @@ class Concat:
     """``a^b``: the axis is the concatenation of parts; an integer part is a plain size without a name."""
 
     parts: tuple[Name | int, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Asked for again and again, and joining many tensors makes many parts."""
+        return hash(self.parts)
 
 
 @dataclass(frozen=True)

@@ -144,15 +144,18 @@ def product(record: OpRecord, useful: set[Node]) -> list[Statement]:
 
     def reduction(kind: str, expr: Expr, op: Any) -> Callable[[], Tensor]:
         return lambda: apply_op(
-            kind, operands, spec, lambda *_: expr, reduction=op, rule=None, sizes=record.scope.sizes, source=record.source
+            kind,
+            operands,
+            spec,
+            lambda *_: expr,
+            reduction=op,
+            rule=None,
+            sizes=record.scope.sizes,
+            source=record.source,
         )
 
-    zeros, made = _auxiliary(
-        record, "zeros", reduction("count_zeros", where(is_zero, number(1.0), number(0.0)), "add")
-    )
-    rest, more = _auxiliary(
-        record, "rest", reduction("prod_nonzero", where(is_zero, number(1.0), value), "mul")
-    )
+    zeros, made = _auxiliary(record, "zeros", reduction("count_zeros", where(is_zero, number(1.0), number(0.0)), "add"))
+    rest, more = _auxiliary(record, "rest", reduction("prod_nonzero", where(is_zero, number(1.0), value), "mul"))
     made += more
     rows = statement.target.rows
     count, others = Access(zeros, rows), Access(rest, rows)
@@ -194,16 +197,15 @@ def softmax(record: OpRecord, useful: set[Node]) -> list[Statement]:
 
 
 def logsumexp(record: OpRecord, useful: set[Node]) -> list[Statement]:
-    """g * exp(x - y); 0 for a row that is all -inf."""
+    """g * exp(x - maximum) / sum(exp(x - maximum)), exact however large x is; 0 for a row that is all -inf."""
     (statement,) = record.statements
     axes = record.attributes["axes"]
     x = Access(record.operands[0].node, axes.full)
     if not carriers(record, useful)(x):
         return []
-    y = statement.target
-    slope = where(
-        Apply("eq", (y, number(-math.inf))), number(0.0), Apply("exp", (sub(x, y),))
-    )
+    top, total = (Access(operand.node, axes.kept) for operand in record.operands[1:])
+    shift = where(Apply("eq", (top, number(-math.inf))), number(0.0), top)
+    slope = where(Apply("eq", (total, number(0.0))), number(0.0), div(Apply("exp", (sub(x, shift),)), total))
     return [contribution(record, statement, x, mul(incoming(record, statement), slope))]
 
 
@@ -222,8 +224,7 @@ def clamp(record: OpRecord, useful: set[Node]) -> list[Statement]:
     """The gradient passes where low <= x <= high."""
     (statement,) = record.statements
     x, *bounds = (
-        Access(operand.node, rows)
-        for operand, rows in zip(record.operands, record.scope.spec.operands, strict=True)
+        Access(operand.node, rows) for operand, rows in zip(record.operands, record.scope.spec.operands, strict=True)
     )
     if not carriers(record, useful)(x):
         return []
@@ -257,4 +258,3 @@ STRUCTURAL: dict[str, StructuralRule] = {
     "softplus": softplus,
 }
 """Rules by the name that records carry."""
-

@@ -17,13 +17,13 @@ from .axes import LAST_OUTPUT, Axes, axes_of
 from .reductions import centred, divided_by_count, reduce_tree
 
 
-def _finite_or_zero(m: Expr) -> Expr:
+def finite_or_zero(m: Expr) -> Expr:
     """The row maximum, 0 where the whole row is -inf (so that -inf minus it stays -inf, not NaN)."""
     return Apply("where", (Apply("eq", (m, Literal_(-math.inf))), Literal_(0.0), m))
 
 
 def _shifted_exp(x: Expr, m: Expr) -> Expr:
-    return Apply("exp", (Apply("sub", (x, _finite_or_zero(m))),))
+    return Apply("exp", (Apply("sub", (x, finite_or_zero(m))),))
 
 
 def _row_statistics(x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def logsumexp_inside(x: Tensor, axes: Axes, keepdims: bool = False) -> Tensor:
         "logsumexp",
         (x, top, total),
         Spec((axes.full, axes.kept, axes.kept), axes.result(keepdims)),
-        lambda _, m, s: Apply("add", (_finite_or_zero(m), Apply("log", (s,)))),
+        lambda _, m, s: Apply("add", (finite_or_zero(m), Apply("log", (s,)))),
         rule="logsumexp",
         attributes={"axes": axes},
     )
@@ -83,12 +83,32 @@ def logsumexp(x: TensorLike, axis: Any = LAST_OUTPUT, *, keepdims: bool = False)
     return _logsumexp(lift(x), axis, keepdims)
 
 
+def log_total_inside(x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
+    """Return (maximum m, log(sum(exp(x - m)))), as ops of a composite's interior; no gradient goes through m.
+
+    What subtracts the two from x one after the other keeps the digits that m + log(...) would round away.
+    """
+    top, total = _row_statistics(x, axes)
+    rest = apply_op(
+        "log_total",
+        (x, top, total),
+        Spec((axes.full, axes.kept, axes.kept), axes.kept),
+        lambda _x, _m, s: Apply("log", (s,)),
+        rule="logsumexp",
+        attributes={"axes": axes},
+    )
+    return top, rest
+
+
 @composite("log_softmax", float_only=True)
 def _log_softmax(x: Tensor, axis: Any) -> Tensor:
     axes = axes_of(x, axis, what="log_softmax")
-    total = logsumexp_inside(x, axes)
+    top, rest = log_total_inside(x, axes)
     return apply_op(
-        "subtract_row", (x, total), Spec((axes.full, axes.kept), axes.full), lambda a, s: Apply("sub", (a, s))
+        "subtract_row",
+        (x, top, rest),
+        Spec((axes.full, axes.kept, axes.kept), axes.full),
+        lambda a, m, s: Apply("sub", (Apply("sub", (a, finite_or_zero(m))), s)),
     )
 
 
@@ -98,9 +118,7 @@ def log_softmax(x: TensorLike, axis: Any = LAST_OUTPUT) -> Tensor:
 
 
 def _rescaled(x: Tensor, scale: Tensor, axes: Axes) -> Tensor:
-    return apply_op(
-        "rescale", (x, scale), Spec((axes.full, axes.kept), axes.full), lambda a, s: Apply("mul", (a, s))
-    )
+    return apply_op("rescale", (x, scale), Spec((axes.full, axes.kept), axes.full), lambda a, s: Apply("mul", (a, s)))
 
 
 def _reciprocal_root(total: Tensor, x: Tensor, axes: Axes, eps: float) -> Tensor:
@@ -150,9 +168,7 @@ def _rms_norm(x: Tensor, gain: Tensor | None, axis: Any, eps: float) -> Tensor:
     return _with_gain(_rescaled(x, _reciprocal_root(total, x, axes, eps), axes), gain, None)
 
 
-def rms_norm(
-    x: TensorLike, gain: TensorLike | None = None, *, axis: Any = LAST_OUTPUT, eps: float = 1e-6
-) -> Tensor:
+def rms_norm(x: TensorLike, gain: TensorLike | None = None, *, axis: Any = LAST_OUTPUT, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over ``axis``, times ``gain`` (Zhang and Sennrich 2019)."""
     return _rms_norm(lift(x), _optional(gain), axis, _check_eps(eps))
 

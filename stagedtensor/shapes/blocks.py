@@ -29,11 +29,24 @@ def choices_of(statement: Statement) -> Iterator[Choice]:
     """Yield the consistent choices of one block per concatenation, in spec order."""
     tensors = [statement.target, *accesses(statement.expr)]
     terms = tuple(dict.fromkeys(term for access in tensors for term in concats_of(access.rows)))
-    for places in product(*(range(len(term.parts)) for term in terms)):
+    active = plain_names(statement.target.rows)
+    if isinstance(statement.expr, Access):
+        active |= plain_names(statement.expr.rows)
+    for places in product(*(_places(term, active) for term in terms)):
         choice = dict(zip(terms, places, strict=True))
         chosen = {part.name for term, place in choice.items() if isinstance(part := term.parts[place], Name)}
         if not chosen & inactive_names(choice):
             yield choice
+
+
+def _places(term: Concat, active: set[str]) -> list[int]:
+    """Return the blocks to try: the ones of names that must be active, where there are any, and those without a name.
+
+    Joining many tensors has one statement for each, and a statement has no use for the blocks of the others.
+    """
+    every = range(len(term.parts))
+    named = [place for place in every if isinstance(part := term.parts[place], Name) and part.name in active]
+    return [place for place in every if isinstance(term.parts[place], int) or place in named] if named else list(every)
 
 
 def inactive_names(choice: Choice) -> set[str]:

@@ -1,0 +1,75 @@
+"""Losses over large logits: what the row's maximum has in common with every class must not cost digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+
+from .running import Array, both_devices, program
+
+LOGITS = np.array([[1e4, 1e4, -1e4], [1.0, 2.0, 3.0], [1e5, 1e5 + 1, 1e5 + 2], [-3e7, -3e7, -3e7]], np.float32)
+
+
+def log_probabilities(logits: Array) -> Array:
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+@both_devices
+def test_log_softmax_of_large_logits(device: str) -> None:
+    with program(device) as p:
+        x = p.input(LOGITS, batch=1, requires_grad=True)
+        y = st.log_softmax(x)
+        weights = np.array([1.0, 0.0, 0.0], np.float32)
+        (slope,) = p.gradients(st.sum(y * weights), x)
+        (found,) = p.run(y)
+    expected = log_probabilities(LOGITS)
+    np.testing.assert_allclose(found, expected, rtol=3e-7)
+    np.testing.assert_allclose(slope, weights - np.exp(expected), atol=1e-6)
+
+
+@both_devices
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+def test_cross_entropy_of_large_logits(device: str, soft: bool, smoothing: float) -> None:
+    labels = np.array([0, 2, 1, 2])
+    chances = np.eye(3)[labels] if not soft else np.array([[0.5, 0.5, 0], [0.25, 0.25, 0.25], [1, 0, 0], [0, 0.5, 0.5]])
+    with program(device) as p:
+        x = p.input(LOGITS, batch=1, requires_grad=True)
+        target = p.input(chances, st.f32, batch=1) if soft else p.input(labels, st.i32, batch=1)
+        loss = st.sum(st.cross_entropy(x, target, label_smoothing=smoothing))
+        (slope,) = p.gradients(loss, x)
+        (found,) = p.run(loss)
+    logs = log_probabilities(LOGITS)
+    mixed = (1 - smoothing) * chances + smoothing * chances.sum(axis=-1, keepdims=True) ** 0 / 3
+    np.testing.assert_allclose(found, -(mixed * logs).sum() / 4, rtol=1e-6)
+    expected = (mixed.sum(axis=-1, keepdims=True) * np.exp(logs) - mixed) / 4
+    np.testing.assert_allclose(slope, expected, atol=1e-6)
+
+
+def test_chances_that_do_not_sum_to_one_weigh_their_row() -> None:
+    with program() as p:
+        x = p.input([[0.0, 0.0]], batch=1)
+        (found,) = p.run(st.cross_entropy(x, p.input([[0.25, 0.25]], batch=1)))
+    assert found == pytest.approx(0.5 * math.log(2.0), rel=1e-6)
+
+
+@both_devices
+def test_joining_many_tensors_takes_no_cubic_time(device: str) -> None:
+    """Each of the 150 parts is one statement; none looks at the blocks of the others."""
+    parts: list[Any] = [np.full(2, number, np.float32) for number in range(150)]
+    with program(device) as p:
+        inputs = [p.input(part, requires_grad=True) for part in parts]
+        joined = st.concat(inputs)
+        scale = np.arange(300, dtype=np.float32)
+        slopes = p.gradients(st.sum(joined * scale), *inputs)
+        (found,) = p.run(joined)
+    np.testing.assert_array_equal(found, np.concatenate(parts))
+    np.testing.assert_array_equal(np.concatenate(slopes), scale)
