@@ -6,7 +6,7 @@ no compiler, imports no optional package and writes nothing.
 
 from __future__ import annotations
 
-from . import encodings, errors, losses, mixed_prec, nn, optim, schedules, train
+from . import encodings, errors, export, losses, mixed_prec, nn, optim, schedules, train
 from .blocks import Block, block
 from .boundary import PrecisionBoundary, Stage, stage
 from .boundary_report import Convert, boundaries, converts, dump
@@ -216,6 +216,7 @@ __all__ = [
     "explain",
     "explanation",
     "expm1",
+    "export",
     "f8e4m3",
     "f8e5m2",
     "f16",

@@ -21,12 +21,13 @@ class Network:
         self.weights = [(rng.normal(size=size) / np.sqrt(size[1])).astype(np.float32) for size in WIDTHS]
         self.x = st.placeholder("x", batch=[16], output=[6])
         self.t = st.placeholder("t", batch=[16], output=[2])
-        h = st.tanh(st.nn.dense(8, prec=st.bf16 if narrow else None, weights=weights)(self.x))
-        h = st.tanh(st.nn.dense(8)(h))
+        h = st.tanh(st.nn.dense(8, prec=st.bf16 if narrow else None, weights=weights, label="first")(self.x))
+        h = st.tanh(st.nn.dense(8, label="second")(h))
         body = st.stage("body", prec=st.f16 if narrow else None, weights=weights)
         with body:
-            h = st.nn.dense(8)(st.tanh(st.nn.dense(8)(h)))
-        self.y = st.nn.dense(2)(h)
+            h = st.tanh(st.nn.dense(8, label="third")(h))
+            h = st.nn.dense(8, label="fourth")(h)
+        self.y = st.nn.dense(2, label="last")(h)
         self.loss = st.mean((self.y - self.t) ** 2)
 
     def fill(self, ctx: st.Context) -> None:

@@ -1,0 +1,537 @@
+"""Blocks of the loop IR as tensor ops: whole iteration spaces at once.
+
+In: the blocks that lowering made of a program's statements, one by one. Out: a value per buffer. An expression becomes a
+value over the iterators that it depends on; reads at plain positions are slices and transposes, others gathers; a sum of
+products is a dot_general, other accumulators are reductions, stores at computed positions are scatters. Accumulation
+stays as wide as the block says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.conversion import representable
+from stagedtensor.errors import ExportError
+from stagedtensor.op_table import OPS
+from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64
+
+from .scalar_ops import FORMS
+from .values import Lines, Value, tensor_type
+
+Axes: TypeAlias = tuple[ir.Symbol, ...]
+
+_NARROW = (f16, bf16)
+_AT_NARROW = frozenset(
+    {"add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "relu", "where", "identity", "sqrt", "rsqrt", "recip",
+     "exp", "log", "sin", "cos", "tanh", "sigmoid", "pow"}
+)  # fmt: skip
+"""Ops that need no wider type than that of their operands and result: one op, one rounding."""
+_REDUCERS = {"add": "add", "mul": "multiply", "maximum": "maximum", "minimum": "minimum"}
+
+
+@dataclass(frozen=True)
+class Over:
+    """A value and the iterator of each of its axes."""
+
+    value: Value
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What an accumulator adds up: the op, the value of one point, and whether it is taken away."""
+
+    op: str
+    point: ir.Expr
+    inverse: str = ""
+
+
+class BlockValues:
+    """Builds the ops of blocks; ``buffers`` holds the value that each buffer has now."""
+
+    def __init__(self, lines: Lines, buffers: dict[ir.Buffer, Value]) -> None:
+        self.lines = lines
+        self.buffers = buffers
+        self._extents: dict[ir.Symbol, int] = {}
+        self._order: dict[ir.Symbol, int] = {}
+        self._states: dict[ir.Symbol, Over] = {}
+        self._label = ""
+        self._role = ("mix", "mix")
+
+    def run(self, block: ir.Block, label: str, load_role: str, store_role: str) -> None:
+        """Add the ops of a block. ``label`` names the tensor in errors, the roles mark converts at reads and stores."""
+        self._label, self._role = label, (load_role, store_role)
+        for iterator in block.iterators:
+            if not isinstance(iterator.extent, ir.Const):
+                raise ExportError(f"{label}: a run-time extent cannot be exported; export the model with fixed sizes")
+        self._extents = {iterator.symbol: iterator.bound for iterator in block.iterators}
+        self._order = {symbol: at for at, symbol in enumerate(self._extents)}
+        self._states = {}
+        guard = None if block.guard is None else self._truth(block.guard)
+        data = tuple(item.symbol for item in block.iterators if item.kind == "data")
+        if block.scatter:
+            self._scatter_points(block, guard)
+            return
+        if len(block.accumulators) == 2 and block.accumulators[0].paired_with is not None:
+            self._position(block, data)
+        else:
+            for accumulator in block.accumulators:
+                self._states[accumulator.symbol] = self._accumulate(accumulator, block, data, guard)
+        for store in block.stores:
+            self._store(store, data, None if block.accumulators else guard)
+
+    # -- axes ---------------------------------------------------------------------------------------------------------
+    def _union(self, *parts: Over) -> Axes:
+        found = {axis for part in parts for axis in part.axes}
+        return tuple(sorted(found, key=lambda axis: self._order[axis]))
+
+    def _dims(self, axes: Axes) -> tuple[int, ...]:
+        return tuple(self._extents[axis] for axis in axes)
+
+    def _over(self, part: Over, axes: Axes) -> Value:
+        """Spread a value over ``axes``."""
+        return self.lines.broadcast(part.value, [axes.index(axis) for axis in part.axes], self._dims(axes))
+
+    def _spread(self, *parts: Over) -> tuple[Axes, list[Value]]:
+        axes = self._union(*parts)
+        return axes, [self._over(part, axes) for part in parts]
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+    def _value(self, expr: ir.Expr) -> Over:
+        """Evaluate to a value of the expression's own type (a comparison inside gives i1 to who asks for a truth)."""
+        found = self._evaluate(expr)
+        if found.value.prec is bool_ and expr.type is not bool_:
+            return Over(self.lines.convert(found.value, expr.type, f"mix:{self._label}:-"), found.axes)
+        return found
+
+    def _truth(self, expr: ir.Expr) -> Over:
+        """Evaluate to i1: whether the value is not zero."""
+        found = self._evaluate(expr)
+        if found.value.prec is bool_:
+            return found
+        zero = self.lines.number(0.0 if found.value.prec.is_float else 0, found.value.prec, found.value.dims)
+        return Over(self.lines.compare("NE", found.value, zero), found.axes)
+
+    def _evaluate(self, expr: ir.Expr) -> Over:
+        match expr:
+            case ir.Const(value, prec):
+                return Over(self.lines.number(float(value) if prec.is_float else int(value), prec), ())
+            case ir.Var(symbol):
+                return self._variable(symbol)
+            case ir.Load():
+                return self._load(expr)
+            case ir.Cast():
+                return self._cast(expr)
+            case ir.Fma(a, b, c):
+                return self._apply(ir.Apply("add", (ir.Apply("mul", (a, b), expr.type), c), expr.type))
+            case ir.Apply():
+                return self._apply(expr)
+        raise ExportError(f"{self._label}: no StableHLO form for {expr!r}")
+
+    def _variable(self, symbol: ir.Symbol) -> Over:
+        if symbol in self._states:
+            return self._states[symbol]
+        if symbol not in self._extents:
+            raise ExportError(
+                f"{self._label}: {symbol.hint!r} is bound when a routine runs (a static index or a run-time extent); "
+                "export a model whose positions and sizes are fixed"
+            )
+        dims = (self._extents[symbol],)
+        text = f"stablehlo.iota dim = 0 : {tensor_type(dims, i64)}"
+        return Over(self.lines.add(text, (), dims, i64), (symbol,))
+
+    def _apply(self, expr: ir.Apply, prec: Prec | None = None) -> Over:
+        """Apply a scalar op, at ``prec`` if given instead of the expression's type."""
+        row = OPS[expr.op]
+        form = FORMS.get(expr.op)
+        if form is None:
+            raise ExportError(
+                f"{self._label}: op {expr.op!r} has no StableHLO form; counter-based random numbers are this package's "
+                "own, so feed the values as an argument instead"
+            )
+        logic = row.op_class == "logic" and expr.op != "nonfinite"
+        parts = [
+            self._truth(arg)
+            if logic or at in row.predicates
+            else self._value(arg)
+            if prec is None
+            else self._as(arg, prec)
+            for at, arg in enumerate(expr.args)
+        ]
+        if row.op_class == "select" and parts[1].value.prec is bool_ is not parts[2].value.prec:
+            raise ExportError(f"{self._label}: a select between a truth value and a number")
+        axes, values = self._spread(*parts)
+        return Over(form(self.lines, *values), axes)
+
+    def _as(self, expr: ir.Expr, prec: Prec) -> Over:
+        """Return an operand of :meth:`_narrow_form` in the narrow format."""
+        if isinstance(expr, ir.Cast):
+            return self._value(expr.arg)
+        assert isinstance(expr, ir.Const)
+        return Over(self.lines.number(float(expr.value), prec), ())
+
+    def _narrow_form(self, expr: ir.Cast) -> ir.Apply | None:
+        """An op on values of one narrow format that is rounded to that format at once: no wider type is needed."""
+        prec, op = expr.type, expr.arg
+        if (
+            prec not in _NARROW
+            or expr.saturate
+            or expr.flush
+            or not isinstance(op, ir.Apply)
+            or op.op not in _AT_NARROW
+        ):
+            return None
+        predicates = OPS[op.op].predicates
+        data = [arg for at, arg in enumerate(op.args) if at not in predicates]
+        fits = all(
+            (isinstance(arg, ir.Cast) and arg.arg.type is prec and not arg.saturate)
+            or (isinstance(arg, ir.Const) and representable(arg.value, prec) and _exact(arg.value, prec))
+            for arg in data
+        )
+        return op if fits and any(isinstance(arg, ir.Cast) for arg in data) else None
+
+    def _cast(self, expr: ir.Cast) -> Over:
+        narrow = self._narrow_form(expr)
+        if narrow is not None:
+            return self._apply(narrow, expr.type)
+        found = self._evaluate(expr.arg)
+        outward = isinstance(expr.arg, ir.Apply | ir.Var | ir.Fma) or expr.type.bits < found.value.prec.bits
+        return Over(self._converted(found.value, expr, self._role[1 if outward else 0]), found.axes)
+
+    def _converted(self, x: Value, expr: ir.Cast, role: str) -> Value:
+        lines, prec = self.lines, expr.type
+        where = role if ":" in role else f"{role}:{self._label}:-"
+        if x.prec is prec:
+            return x
+        if prec is bool_:
+            return lines.compare("NE", x, lines.number(0.0 if x.prec.is_float else 0, x.prec, x.dims))
+        if x.prec.is_float and not prec.is_float:
+            return self._to_integer(x, prec, where)
+        if expr.saturate and prec.is_float:
+            limit = float(prec.max_finite)
+            low, high = lines.number(-limit, x.prec, x.dims), lines.number(limit, x.prec, x.dims)
+            clamped = lines.binary("maximum", lines.binary("minimum", x, high), low)
+            infinite = lines.compare("EQ", lines.unary("abs", x), lines.number(float("inf"), x.prec, x.dims))
+            x = lines.select(infinite, x, clamped)
+        return lines.convert(x, prec, where)
+
+    def _to_integer(self, x: Value, prec: Prec, where: str) -> Value:
+        """Truncate; NaN gives 0, what is out of range the nearest end."""
+        lines = self.lines
+        if x.prec.bits < 32:
+            x = lines.convert(x, f32, where)
+        low, high = float(prec.min_finite), float(prec.max_finite)
+        cut = lines.select(lines.compare("EQ", x, x), x, lines.number(0.0, x.prec, x.dims))
+        above = lines.compare("GE", cut, lines.number(high, x.prec, x.dims))
+        below = lines.compare("LE", cut, lines.number(low, x.prec, x.dims))
+        zero = lines.number(0.0, x.prec, x.dims)
+        inside = lines.select(above, zero, lines.select(below, zero, cut))
+        whole = lines.convert(inside, prec, where)
+        top, bottom = lines.number(int(prec.max_finite), prec, x.dims), lines.number(int(prec.min_finite), prec, x.dims)
+        return lines.select(above, top, lines.select(below, bottom, whole))
+
+    # -- reads --------------------------------------------------------------------------------------------------------
+    def _load(self, load: ir.Load) -> Over:
+        held = self.buffers.get(load.buffer)
+        if held is None:
+            raise ExportError(
+                f"{self._label}: operand {load.buffer.name!r} has no value; nothing in this computation writes it"
+            )
+        plain = self._sliced(held, load.indices)
+        return plain if plain is not None else self._gathered(held, load.indices)
+
+    def _sliced(self, held: Value, indices: Sequence[ir.Expr]) -> Over | None:
+        """Read at ``start + step * iterator`` and at fixed positions, each iterator on one axis."""
+        axes: list[ir.Symbol] = []
+        cuts: list[tuple[int, int, int]] = []
+        for index, size in zip(indices, held.dims, strict=True):
+            symbol, step, start = _affine(index)
+            if step == 0 and symbol is None:
+                cut = (start, start + 1, 1)
+            elif (
+                symbol is None or step < 1 or symbol in axes or symbol not in self._extents or not self._extents[symbol]
+            ):
+                return None
+            else:
+                axes.append(symbol)
+                cut = (start, start + step * (self._extents[symbol] - 1) + 1, step)
+            if cut[0] < 0 or cut[1] > size:
+                return None
+            cuts.append(cut)
+        value = held
+        if any(cut != (0, size, 1) for cut, size in zip(cuts, held.dims, strict=True)):
+            text = ", ".join(f"{first}:{last}:{step}" for first, last, step in cuts)
+            dims = [-(-(last - first) // step) for first, last, step in cuts]
+            value = self.lines.changed(f"stablehlo.slice {{0}} [{text}]", held, dims, held.prec)
+        value = self.lines.reshape(value, self._dims(tuple(axes)))
+        ordered = tuple(sorted(axes, key=lambda axis: self._order[axis]))
+        return Over(self._over(Over(value, tuple(axes)), ordered), ordered)
+
+    def _gathered(self, held: Value, indices: Sequence[ir.Expr]) -> Over:
+        """Read at computed positions, clamped into the buffer (guards leave out what is clamped)."""
+        cell, axes = self._cell_number(indices, held.dims, clamp=True)
+        flat = self.lines.reshape(held, (_product(held.dims),))
+        positions = self.lines.reshape(cell, (_product(cell.dims), 1))
+        dims = (positions.dims[0],)
+        text = (
+            '"stablehlo.gather"({0}, {1}) <{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0], '
+            "start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1>, indices_are_sorted = false}>"
+            f" : ({flat.type}, {positions.type}) -> {tensor_type(dims, held.prec)}"
+        )
+        return Over(
+            self.lines.reshape(self.lines.add(text, (flat, positions), dims, held.prec), self._dims(axes)), axes
+        )
+
+    def _cell_number(self, indices: Sequence[ir.Expr], dims: tuple[int, ...], *, clamp: bool) -> tuple[Value, Axes]:
+        """Return the row-major number of the cell at ``indices``, and the axes it depends on."""
+        lines = self.lines
+        parts = [self._value(index) for index in indices]
+        axes, values = self._spread(*parts) if parts else ((), [])
+        space = self._dims(axes)
+        total = lines.number(0, i64, space)
+        for value, size in zip(values, dims, strict=True):
+            if clamp:
+                value = lines.binary("maximum", value, lines.number(0, i64, space))
+                value = lines.binary("minimum", value, lines.number(max(size - 1, 0), i64, space))
+            total = lines.binary("add", lines.binary("multiply", total, lines.number(size, i64, space)), value)
+        return total, axes
+
+    # -- accumulators -------------------------------------------------------------------------------------------------
+    def _accumulate(self, state: ir.Accumulator, block: ir.Block, data: Axes, guard: Over | None) -> Over:
+        added = _added(state)
+        if added is None:
+            raise ExportError(f"{self._label}: an accumulation of this form has no StableHLO form")
+        reduced = tuple(item.symbol for item in block.iterators if item.kind == "reduce")
+        total = self._contraction(added, data, reduced) if guard is None else None
+        if total is None:
+            total = self._reduction(added.op, self._value(added.point), data, reduced, guard, state.symbol.type)
+        if added.inverse:
+            total = Over(FORMS[added.inverse](self.lines, total.value), total.axes)
+        if isinstance(state.init, ir.Const) and _is_neutral(state.init, added.op):
+            return total
+        axes, (start, sum_) = self._spread(self._value(state.init), total)
+        return Over(self.lines.binary(_REDUCERS[added.op], start, sum_), axes)
+
+    def _reduction(self, op: str, point: Over, data: Axes, reduced: Axes, guard: Over | None, prec: Prec) -> Over:
+        lines = self.lines
+        used = tuple(axis for axis in data if axis in point.axes or (guard is not None and axis in guard.axes))
+        axes = tuple(sorted((*used, *reduced), key=lambda axis: self._order[axis]))
+        value = self._over(point, axes)
+        neutral = _neutral_number(op, prec)
+        if guard is not None:
+            value = lines.select(self._over(guard, axes), value, lines.number(neutral, prec, self._dims(axes)))
+        if not reduced:
+            return Over(value, axes)
+        places = [at for at, axis in enumerate(axes) if axis in reduced]
+        init = lines.number(neutral, prec)
+        dims = self._dims(used)
+        text = (
+            f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{_REDUCERS[op]} across dimensions = {places}"
+            f" : ({value.type}, {init.type}) -> {tensor_type(dims, prec)}"
+        )
+        return Over(lines.add(text, (value, init), dims, prec), used)
+
+    def _contraction(self, added: _Sum, data: Axes, reduced: Axes) -> Over | None:
+        """A sum of products of two operands as a dot_general with a result of the accumulation's type."""
+        point = added.point
+        if isinstance(point, ir.Cast) and isinstance(point.arg, ir.Apply):
+            return None
+        if added.op != "add" or not reduced or not isinstance(point, ir.Apply) or point.op != "mul":
+            return None
+        left, right = (self._factor(arg) for arg in point.args)
+        if left.value.prec is not right.value.prec:
+            left, right = (self._value(arg) for arg in point.args)
+        both = [axis for axis in left.axes if axis in right.axes]
+        if any((axis in left.axes) != (axis in right.axes) for axis in reduced) or not all(
+            axis in both for axis in reduced
+        ):
+            return None
+        batch = [axis for axis in both if axis not in reduced]
+        free = [[axis for axis in part.axes if axis not in both] for part in (left, right)]
+        axes = (*batch, *free[0], *free[1])
+        contracted = [axis for axis in both if axis in reduced]
+
+        def places(part: Over, wanted: Sequence[ir.Symbol]) -> str:
+            return str([part.axes.index(axis) for axis in wanted])
+
+        batching = f"batching_dims = {places(left, batch)} x {places(right, batch)}, " if batch else ""
+        text = (
+            f"stablehlo.dot_general {{0}}, {{1}}, {batching}"
+            f"contracting_dims = {places(left, contracted)} x {places(right, contracted)}"
+            f" : ({left.value.type}, {right.value.type}) -> {tensor_type(self._dims(axes), point.type)}"
+        )
+        value = self.lines.add(text, (left.value, right.value), self._dims(axes), point.type)
+        ordered = tuple(sorted(axes, key=lambda axis: self._order[axis]))
+        return Over(self._over(Over(value, axes), ordered), ordered)
+
+    def _factor(self, expr: ir.Expr) -> Over:
+        """An operand of a product: one of a narrow format stays as it is, since the product is exact in f32."""
+        if (
+            isinstance(expr, ir.Cast)
+            and expr.arg.type in _NARROW
+            and isinstance(expr.arg, ir.Load)
+            and expr.type is f32
+        ):
+            return self._value(expr.arg)
+        return self._value(expr)
+
+    def _position(self, block: ir.Block, data: Axes) -> None:
+        """argmax and argmin: the extremum, then the least position that holds it; NaN wins."""
+        lines = self.lines
+        position, best = block.accumulators
+        added = _added(best)
+        assert added is not None
+        reduced = tuple(item.symbol for item in block.iterators if item.kind == "reduce")
+        axes = (*data, *reduced)
+        value = Over(self._over(self._value(added.point), axes), axes)
+        total = self._reduction(added.op, value, data, reduced, None, best.symbol.type)
+        extremum = self._over(total, axes)
+        is_best = lines.compare("EQ", value.value, extremum)
+        if best.symbol.type.is_float:
+            is_best = lines.binary("or", is_best, lines.compare("NE", value.value, value.value))
+        number, number_axes = self._cell_number([ir.Var(axis) for axis in reduced], self._dims(reduced), clamp=False)
+        count = _product(self._dims(reduced))
+        here = lines.convert(self._over(Over(number, number_axes), axes), i32)
+        candidates = lines.select(is_best, here, lines.number(count, i32, self._dims(axes)))
+        first = self._reduction("minimum", Over(candidates, axes), data, reduced, None, i32)
+        self._states[position.symbol] = first
+        self._states[best.symbol] = total
+
+    # -- stores -------------------------------------------------------------------------------------------------------
+    def _store(self, store: ir.Store, data: Axes, guard: Over | None) -> None:
+        value = self._value(store.value)
+        shape = store.buffer.shape
+        plain = [_affine(index) for index in store.indices]
+        named = [symbol for symbol, step, start in plain if symbol is not None]
+        covers = len(set(named)) == len(named) and all(
+            (start == 0 and step == 1 and symbol in self._extents and self._extents[symbol] == size)
+            if symbol is not None
+            else (step == 0 and start == 0 and size == 1)
+            for (symbol, step, start), size in zip(plain, shape, strict=True)
+        )
+        if not covers or not set(value.axes) <= set(named):
+            self._scatter(store.buffer, store.indices, value, guard, data, "")
+            return
+        axes = tuple(named)
+        result = self._over(value, axes)
+        if guard is not None:
+            old = self.lines.reshape(self._held(store.buffer), self._dims(axes))
+            result = self.lines.select(self._over(guard, axes), result, old)
+        self.buffers[store.buffer] = self.lines.reshape(result, shape)
+
+    def _held(self, buffer: ir.Buffer) -> Value:
+        if buffer not in self.buffers:
+            self.buffers[buffer] = self.lines.number(0.0 if buffer.type.is_float else 0, buffer.type, buffer.shape)
+        return self.buffers[buffer]
+
+    def _scatter_points(self, block: ir.Block, guard: Over | None) -> None:
+        """Points that may meet in one cell: accumulated by the op, or the last one set."""
+        (store,) = block.stores
+        state = ir.Accumulator(ir.Symbol("cell", store.buffer.type), ir.Const(0, i32), store.value)
+        added = _added(state, store)
+        axes = tuple(self._extents)
+        if added is None:
+            self._scatter(store.buffer, store.indices, self._value(store.value), guard, axes, "")
+            return
+        point = self._value(added.point)
+        if added.inverse:
+            point = Over(FORMS[added.inverse](self.lines, point.value), point.axes)
+        self._scatter(store.buffer, store.indices, point, guard, axes, _REDUCERS[added.op])
+
+    def _scatter(
+        self, buffer: ir.Buffer, indices: Sequence[ir.Expr], value: Over, guard: Over | None, axes: Axes, op: str
+    ) -> None:
+        """Write at computed positions; points that the guard leaves out go beyond the end, where nothing is written."""
+        lines = self.lines
+        held = self._held(buffer)
+        count = _product(held.dims)
+        number, number_axes = self._cell_number(indices, held.dims, clamp=False)
+        space = self._dims(axes)
+        cells = self._over(Over(number, number_axes), axes)
+        if guard is not None:
+            cells = lines.select(self._over(guard, axes), cells, lines.number(count, i64, space))
+        points = _product(space)
+        flat = lines.reshape(held, (count,))
+        positions = lines.reshape(cells, (points, 1))
+        updates = lines.reshape(self._over(value, axes), (points,))
+        cell = tensor_type((), held.prec)
+        body = f"%r = stablehlo.{op} %a, %b : {cell} stablehlo.return %r" if op else "stablehlo.return %b"
+        text = (
+            '"stablehlo.scatter"({0}, {1}, {2}) <{scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = '
+            "[0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>, indices_are_sorted = false, unique_indices = "
+            f"false}}> ({{ ^bb0(%a: {cell}, %b: {cell}): {body} : {cell} }}) : ({flat.type}, {positions.type}, "
+            f"{updates.type}) -> {flat.type}"
+        )
+        result = lines.add(text, (flat, positions, updates), flat.dims, held.prec)
+        self.buffers[buffer] = lines.reshape(result, held.dims)
+
+
+def _product(dims: Sequence[int]) -> int:
+    return int(np.prod(dims, dtype=np.int64))
+
+
+def _exact(value: float | int, prec: Prec) -> bool:
+    """Whether a number is in a narrow format as it is."""
+    held = float(np.asarray(value, np.float64).astype(prec.numpy_dtype))
+    return held == float(value) or value != value
+
+
+def _affine(index: ir.Expr) -> tuple[ir.Symbol | None, int, int]:
+    """Return (iterator, step, start) of ``step * iterator + start``; (None, 0, n) of a number; step -1: neither."""
+    match index:
+        case ir.Const(value):
+            return None, 0, int(value)
+        case ir.Var(symbol):
+            return symbol, 1, 0
+        case ir.Apply("add", (a, b)):
+            left, right = _affine(a), _affine(b)
+            if -1 in (left[1], right[1]) or (left[0] is not None and right[0] is not None):
+                return None, -1, 0
+            return left[0] or right[0], left[1] + right[1], left[2] + right[2]
+        case ir.Apply("mul", (a, b)):
+            left, right = _affine(a), _affine(b)
+            if left[0] is not None:
+                left, right = right, left
+            if left[0] is not None or -1 in (left[1], right[1]) or left[2] < 1:
+                return None, -1, 0
+            return right[0], right[1] * left[2], right[2] * left[2]
+        case _:
+            return None, -1, 0
+
+
+def _added(state: ir.Accumulator, store: ir.Store | None = None) -> _Sum | None:
+    """Read an update ``state op point``; in a scatter the state is the cell itself."""
+
+    def is_state(expr: ir.Expr) -> bool:
+        if store is not None:
+            return isinstance(expr, ir.Load) and expr.buffer is store.buffer
+        return isinstance(expr, ir.Var) and expr.symbol is state.symbol
+
+    match state.update:
+        case ir.Fma(a, b, c) if is_state(c):
+            return _Sum("add", ir.Apply("mul", (a, b), state.update.type))
+        case ir.Apply(op, (held, point)) if is_state(held):
+            if op in _REDUCERS:
+                return _Sum(op, point)
+            if op in ("sub", "div"):
+                return _Sum("add" if op == "sub" else "mul", point, "neg" if op == "sub" else "recip")
+    return None
+
+
+def _neutral_number(op: str, prec: Prec) -> float | int:
+    if op in ("add", "mul"):
+        number = 0 if op == "add" else 1
+        return float(number) if prec.is_float else number
+    infinite = prec.is_float and prec.has_inf
+    if op == "maximum":
+        return -float("inf") if infinite else prec.min_finite
+    return float("inf") if infinite else prec.max_finite
+
+
+def _is_neutral(init: ir.Const, op: str) -> bool:
+    return init.value == _neutral_number(op, init.type)
