@@ -18,6 +18,7 @@ from stagedtensor.codegen.passes.cse import cse
 from stagedtensor.codegen.passes.fuse import fuse
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.inline import inline
+from stagedtensor.codegen.passes.jam import jam
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
@@ -78,6 +79,8 @@ def generate(
         return blocks(program, numerics, target, fusion=fusion, check=check)
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
     module = hoist(schedule(module, target, numerics))
+    if fusion:
+        module = jam(module)
     if check:
         verify(module)
     return module

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagedtensor.codegen.affine import Affine, constant, flat_index
 from stagedtensor.codegen.emit.body import partition_grain
-from stagedtensor.codegen.loop_ir import Buffer, For, Load, Module, Proc, Store, Symbol, Var, walk
+from stagedtensor.codegen.loop_ir import Buffer, For, Module, Proc
+from stagedtensor.codegen.passes.ownership import owned_cells, parallel_loop
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan
-from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, walk_stmts
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written
 
 
 def is_parallel(proc: Proc) -> bool:
@@ -81,39 +81,8 @@ def _accesses(kernel: Proc, plan: MemoryPlan) -> Iterator[_Access]:
 
 def _owner(kernel: Proc, buffer: Buffer) -> Owner:
     """Find the partition by which each thread keeps to its own cells of ``buffer``, if there is one."""
-    loops = [stmt for stmt in kernel.body if isinstance(stmt, For)]
-    if len(loops) != 1 or len(kernel.body) != 1:
+    owned, loop = owned_cells(kernel, buffer), parallel_loop(kernel)
+    if owned is None or loop is None:
         return None
-    (outer,) = loops
-    count = constant(outer.iterator.extent)
-    if count is None:
-        return None
-    bounds = {stmt.iterator.symbol: stmt.iterator.bound for stmt in walk_stmts(outer.body) if isinstance(stmt, For)}
-    cells: int | None = None
-    for flat in _cells(kernel, buffer, {**bounds, outer.iterator.symbol: count}):
-        step = flat.coefficient(outer.iterator.symbol)
-        if not step or (cells is not None and step != cells) or not _within(flat, outer.iterator.symbol, step, bounds):
-            return None
-        cells = step
-    return None if cells is None else (count, partition_grain(outer), cells)
-
-
-def _within(flat: Affine, symbol: Symbol, step: int, bounds: dict[Symbol, int]) -> bool:
-    """Tell whether the rest of the index stays inside one step of the parallel loop."""
-    rest = flat.without(symbol)
-    greatest = rest.constant
-    for atom, factor in rest.terms:
-        if not isinstance(atom, Var) or atom.symbol not in bounds or factor < 0:
-            return False
-        greatest += factor * max(0, bounds[atom.symbol] - 1)
-    return rest.constant >= 0 and greatest < step
-
-
-def _cells(kernel: Proc, buffer: Buffer, bounds: dict[Symbol, int]) -> Iterator[Affine]:
-    for stmt in walk_stmts(kernel.body):
-        for expr in expressions(stmt):
-            for part in walk(expr):
-                if isinstance(part, Load) and part.buffer is buffer:
-                    yield flat_index(buffer, part.indices, bounds)
-        if isinstance(stmt, Store) and stmt.buffer is buffer:
-            yield flat_index(buffer, stmt.indices, bounds)
+    count, cells = owned
+    return count, partition_grain(loop), cells

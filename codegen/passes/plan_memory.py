@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stagedtensor.codegen.affine import flat_index
-from stagedtensor.codegen.loop_ir import Alloc, Buffer, Load, Module, Proc, Store, walk
+from stagedtensor.codegen.loop_ir import Alloc, Buffer, Load, Module, Proc, Stmt, Store, walk
+from stagedtensor.codegen.passes.ownership import owned_cells, parallel_loop
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, walk_stmts
 
 ALIGNMENT = 64
@@ -102,8 +103,6 @@ def _in_place(module: Module, ranges: dict[Buffer, tuple[int, int]]) -> dict[Buf
     """Map each result that may take the place of an operand to the buffer that leads their group."""
     leader: dict[Buffer, Buffer] = {}
     for place, kernel in enumerate(module.kernels):
-        if any(isinstance(stmt, Alloc) for stmt in walk_stmts(kernel.body)):
-            continue  # tiles and lanes read many cells before they write one
         results = [buffer for buffer in buffers_written(kernel.body) if ranges.get(buffer, (-1,))[0] == place]
         operands = [
             buffer
@@ -112,24 +111,48 @@ def _in_place(module: Module, ranges: dict[Buffer, tuple[int, int]]) -> dict[Buf
         ]
         for result in results:
             for operand in operands:
-                if operand.type is result.type and operand.size == result.size and _same_cells(kernel, operand, result):
+                if (
+                    operand.type is result.type
+                    and operand.size == result.size
+                    and _may_overwrite(kernel, operand, result)
+                ):
                     leader[result] = leader.get(operand, operand)
                     operands.remove(operand)
                     break
     return leader
 
 
-def _same_cells(kernel: Proc, operand: Buffer, result: Buffer) -> bool:
+def _may_overwrite(kernel: Proc, operand: Buffer, result: Buffer) -> bool:
+    """Tell whether ``result`` may be written where ``operand`` lies."""
+    if not any(isinstance(stmt, Alloc) for stmt in walk_stmts(kernel.body)):
+        return _same_cells(kernel.body, operand, result)
+    # Tiles and lanes read many cells before they write one: they must be over, within the iteration that owns these cells.
+    loop, owned = parallel_loop(kernel), owned_cells(kernel, result)
+    if loop is None or owned is None or owned != owned_cells(kernel, operand):
+        return False
+    writers = [place for place, stmt in enumerate(loop.body) if result in buffers_written(stmt)]
+    if len(writers) != 1:
+        return False
+    (place,) = writers
+    others = (*loop.body[:place], *loop.body[place + 1 :])
+    if any(result in buffers_read(stmt) for stmt in others):
+        return False
+    if any(operand in buffers_read(stmt) for stmt in loop.body[place + 1 :]):
+        return False
+    return _same_cells((loop.body[place],), operand, result)
+
+
+def _same_cells(body: tuple[Stmt, ...], operand: Buffer, result: Buffer) -> bool:
     """Tell whether every point reads of ``operand`` only the cell it writes of ``result``, and reads it before."""
     written = [
         flat_index(result, stmt.indices)
-        for stmt in walk_stmts(kernel.body)
+        for stmt in walk_stmts(body)
         if isinstance(stmt, Store) and stmt.buffer is result
     ]
     if len(written) != 1:
         return False
     stored = False
-    for stmt in walk_stmts(kernel.body):
+    for stmt in walk_stmts(body):
         for expr in expressions(stmt):
             for part in walk(expr):
                 if not isinstance(part, Load):
