@@ -22,6 +22,7 @@ from stagedtensor.codegen.lower_expr import ExprLowering, Scalars, arithmetic, c
 from stagedtensor.codegen.pull import pulled
 from stagedtensor.codegen.rewrite import fresh_copy
 from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.encoded import Encoded
 from stagedtensor.errors import InternalError, ShapeError
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics, accum_prec, compute_prec
@@ -61,7 +62,7 @@ class _Storage:
     def __init__(self, program: SolvedProgram) -> None:
         self.program = program
         self.external: dict[Node, ir.Buffer] = {}
-        self.views: dict[tuple[Node, Prec], ir.Buffer] = {}
+        self.views: dict[tuple[Encoded, Prec], ir.Buffer] = {}
         self.internal: dict[Node, ir.Buffer] = {}
         self.temporaries: list[ir.Buffer] = []
 
@@ -86,11 +87,11 @@ class _Storage:
         return buffer
 
     def view(self, node: Node, prec: Prec) -> ir.Buffer:
-        """Return the bytes of an encoded node as cells of ``prec``; all views of a node are bound to one memory."""
+        """Return the bytes of an encoded node as cells of ``prec``; all views of a weight are bound to one memory."""
         assert node.encoded is not None
         cells = node.encoded.memory_bytes // prec.bytes
         buffer = ir.Buffer(f"{node.label}_{prec}", prec, (cells,), node=node)
-        return self.views.setdefault((node, prec), buffer)
+        return self.views.setdefault((node.encoded, prec), buffer)
 
     def scratch(self, target: ir.Buffer, prec: Prec) -> ir.Buffer:
         """Return a new temporary of ``target``'s shape in another format."""

@@ -206,7 +206,8 @@ class ExprLowering:
             return cast(self.index(indices[-1]), self.program.prec(node))
         cell = tuple(self.index(item) for item in indices)
         if node.encoded is not None:
-            return decoded(node.encoded, lambda prec: self.view(node, prec), cell)
+            value = decoded(node.encoded, lambda prec: self.view(node, prec), cell)
+            return cast(value, self.program.prec(node))
         return ir.Load(self.buffer(node), cell)
 
     def _literal(self, node: Node, prec: Prec) -> ir.Expr:

@@ -131,7 +131,7 @@ class Context:
         """Report every buffer: node, shape, precision, bytes, live range, arena offset; and what planning saved."""
         stored = tuple(
             MemoryLine(node.label, str(held.shape), str(held.prec), held.shape.size * held.prec.bytes)
-            for node, held in self._store.stored.items()
+            for node, held in {id(held): (node, held) for node, held in self._store.stored.items()}.values()
         )
         routines = {routine.name: routine.executable for routine in self._routines.values()}
         return MemoryReport(

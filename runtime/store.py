@@ -125,6 +125,10 @@ class Store:
 
     def _encoded(self, node: Node, value: Encoded) -> Stored:
         """Packed bytes as they are; kernels decode what they read."""
+        shared = next((held for other, held in self.stored.items() if other.encoded is value), None)
+        if shared is not None:  # another node reads the same weight at another precision
+            self.stored[node] = shared
+            return shared
         cells = value.memory
         held = Stored(self.device.allocate(u8, cells.size), Shape(output=(Axis(cells.size),)), u8)
         self.stored[node] = held

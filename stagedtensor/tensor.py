@@ -310,7 +310,8 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
 def encoded_constant(value: Encoded, label: str | None = None) -> Tensor:
     """Return an encoded weight as a constant: its last axis is the input row, the others are the output row.
 
-    A vector is one output axis. Packed bytes stay packed: whatever reads the tensor decodes what it reads.
+    A vector is one output axis. Packed bytes stay packed: whatever reads the tensor decodes what it reads, and in a precision
+    region rounds it once.
     """
     axes = tuple(DeclaredAxis(size) for size in value.shape)
     output, input_ = (axes[:-1], axes[-1:]) if len(axes) > 1 else (axes, ())
@@ -319,11 +320,16 @@ def encoded_constant(value: Encoded, label: str | None = None) -> Tensor:
         label or "encoded",
         declared=DeclaredShape(DeclaredRow(), DeclaredRow(input_), DeclaredRow(output)),
     )
+    region = open_region()
     if value.encoding.dense:
         node.data = value.numpy()
     else:
         node.encoded = value
-    node.specified = Specified(value.prec, node.source, "data")
+    if value.encoding.dense or region is None:
+        node.specified = Specified(value.prec, node.source, "data")
+    else:
+        # decoded values are rounded at the read, once: no convert makes a copy of the whole weight
+        node.specified = Specified(region.prec, node.source, "region")
     return Tensor(node)
 
 
@@ -358,6 +364,8 @@ def read_here(tensor: Tensor) -> Tensor:
     here, made = open_region(), tensor.node.region
     if here is made or tensor.node.value is not None:
         return tensor
+    if tensor.node.encoded is not None:
+        return encoded_constant(tensor.node.encoded, tensor.node.label)
     region = here or made
     assert region is not None
     carried: Tensor = region.carry(tensor, here)

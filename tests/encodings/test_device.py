@@ -177,3 +177,23 @@ def test_packed_weights_are_fixed(case: str) -> None:
 def test_rows_and_precision_of_an_encoded_constant_are_its_own() -> None:
     with pytest.raises(EncodingError, match="cannot be given"):
         st.constant(sample(Q8_0, 3, 2), prec=st.f16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_a_region_a_decoded_value_is_rounded_once_at_the_read(device: str) -> None:
+    value = sample(Q4_K, 70, 2)
+    narrow = st.constant(value.repack_to(Dense(2), prec=st.f16))
+    x = st.constant(np.random.default_rng(3).normal(0, 1, value.shape[-1]).astype(np.float16))
+    outside = st.constant(value)
+    with st.stage("body", prec=st.f16):
+        products = [value @ x, outside @ x, st.constant(value) @ x]
+        wanted = narrow @ x
+    ctx = st.Context(device)
+    routine = ctx.compile([*products, wanted])
+    routine()
+    for product in products:
+        assert product.precision is st.f16
+        np.testing.assert_array_equal(ctx.get_values(product), ctx.get_values(wanted))
+    assert not st.converts(products[1])
+    assert not ctx.memory_report().temporaries[routine.name]
+    assert sum(line.nbytes == value.nbytes for line in ctx.memory_report().stored) == 1
