@@ -122,6 +122,15 @@ from .precision import (
 from .precision_requests import specify
 from .predicates import is_float, is_grad, is_integer, is_narrow, label, op_kind
 from .program import Comp, comment, forward, sequence
+from .promotion import (
+    is_compatible,
+    is_convertible,
+    is_valid_chain,
+    promote,
+    validate_chain,
+    validate_compatible,
+    validate_convertible,
+)
 from .report import report
 from .runtime.context import Context
 from .runtime.routine import Routine
@@ -243,10 +252,13 @@ __all__ = [
     "i64",
     "index",
     "index_select",
+    "is_compatible",
+    "is_convertible",
     "is_float",
     "is_grad",
     "is_integer",
     "is_narrow",
+    "is_valid_chain",
     "join",
     "kaiming",
     "label",
@@ -292,6 +304,7 @@ __all__ = [
     "power",
     "precision",
     "prod",
+    "promote",
     "range",
     "recip",
     "relu",
@@ -340,6 +353,9 @@ __all__ = [
     "uniform",
     "unsqueeze",
     "upsample2d",
+    "validate_chain",
+    "validate_compatible",
+    "validate_convertible",
     "var",
     "where",
     "why",

@@ -48,8 +48,8 @@ def incoming(record: OpRecord, statement: Statement) -> Access:
 
 
 def carriers(record: OpRecord, useful: set[Node]) -> Callable[[Access], bool]:
-    """Tell which accesses lead to a wanted gradient."""
-    data = {operand.node for operand in record.operands if operand.slot is Slot.DATA}
+    """Tell which accesses lead to a wanted gradient; a convert of a tensor to itself would add it onto itself."""
+    data = {operand.node for operand in record.operands if operand.slot is Slot.DATA} - {record.result}
 
     def carries(access: Access) -> bool:
         return access.node in data and access.node in useful and access.node.gradient is not None
