@@ -199,6 +199,11 @@ def compile_shared(
                 list(workers.map(lambda command: _checked(command, scratch, timeout, sources, locate), commands))
             command = [*compiler.command, *flags, *link, *(f"{file}.o" for file in names), *libraries]
             _checked(command, scratch, timeout, sources, locate)
+        if not library.is_file():
+            raise CompileError(
+                f"{compiler.command[0]!r} reported success but wrote no library; is it a C compiler?\n"
+                f"  command: {shlex.join(command)}\n  set CC to a working one, or unset it"
+            )
         shutil.move(library, out)
 
 

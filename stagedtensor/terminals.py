@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import check_stage, qualified
-from .conversion import convert, ingest
+from .conversion import convert, ingest, representable
 from .dims import Axis, CapturedDim, DeclaredAxis, DeclaredRow, DeclaredShape, DynamicDim, Index, Shape
 from .encoded import Encoded
 from .errors import EncodingError, PrecisionError, ShapeError
@@ -266,6 +266,8 @@ def host_scalar(name: str, value: float, prec: Any = f32) -> Tensor:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"host scalar {name!r}: expected a number, got {value!r} ({user_source().quoted()})")
     format_ = precision(prec)
+    if not format_.is_float and not representable(value, format_):
+        raise ValueError(f"host scalar {name!r}: {format_} does not hold {value!r} exactly ({user_source().quoted()})")
     node = new_node(Role.HOST_SCALAR, name, declared=DeclaredShape())
     node.specified = Specified(format_, node.source, "cell")
     node.data = convert(np.asarray(value), format_)

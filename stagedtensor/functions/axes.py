@@ -51,6 +51,8 @@ def axes_of(x: Tensor, axis: Any, *, keepdims: bool = False, what: str = "reduct
             rows.add(entry)  # type: ignore[arg-type]
         else:
             row, position = _locate(x, entry, what)
+            if position in positions[row]:
+                raise ShapeError(f"{what}: axis {entry!r} is named twice in {axis!r} ({user_source().quoted()})")
             positions[row].add(position)
     if keepdims and rows:
         shape = solved_shape(x)

@@ -1,0 +1,62 @@
+"""Arguments that used to be taken and turned into something else without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor.errors import CompileError, ShapeError
+from stagedtensor.runtime.compiler import compile_shared, identify
+
+from .running import both_devices
+
+
+@both_devices
+def test_ids_in_the_upper_half_of_u64_read_the_last_row(device: str) -> None:
+    with st.Session(), st.Context(device) as ctx:
+        table = st.placeholder("table", input=[2], output=[3], prec=st.f32)
+        ids = st.placeholder("ids", batch=[4], prec=st.u64)
+        rows = st.gather(table, ids)
+        routine = ctx.compile(rows)
+        ctx.set_values(table, [[0, 1], [2, 3], [4, 5]])
+        ctx.set_values(ids, np.array([0, 2, 3, 2**63 + 5], np.uint64))
+        ctx.run(routine)
+        assert ctx.get_values(rows).tolist() == [[0, 1], [4, 5], [4, 5], [4, 5]]
+
+
+def test_a_host_scalar_of_integers_takes_integers_it_can_hold() -> None:
+    with st.Session():
+        assert st.host_scalar("count", 200, prec=st.u8).precision is st.u8
+        for value in (2.5, 256, -1, float("nan")):
+            with pytest.raises(ValueError, match="does not hold"):
+                st.host_scalar("count", value, prec=st.u8)
+
+
+def test_an_axis_is_named_once() -> None:
+    with st.Session():
+        x = st.placeholder("x", output=[2, 3])
+        for axis in ([0, 0], [0, -2], [("output", -1), 1]):
+            with pytest.raises(ShapeError, match="twice"):
+                st.sum(x, axis=axis)
+
+
+def test_a_compiler_that_writes_nothing_is_named(tmp_path: Path) -> None:
+    command = tmp_path / "cc"
+    command.write_text('#!/bin/sh\necho "gcc (fake) 1.0"\n', encoding="utf-8")
+    command.chmod(0o755)
+    with pytest.raises(CompileError, match="wrote no library"):
+        compile_shared("int x;", tmp_path / "out.so", flags=(), compiler=identify((str(command),)))
+    assert not (tmp_path / "out.so").exists()
+
+
+def test_importing_loads_no_compiler_of_the_package() -> None:
+    code = (
+        "import sys, stagedtensor; print(sorted(m for m in sys.modules if m.startswith('stagedtensor.codegen.lower')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
