@@ -7,13 +7,20 @@ being. The hook stacks (parameter hooks of ``master_weights``, open composites, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .construction import (
+    _composite as _composite,
+    _without_gradient,
+    add_gradient as add_gradient,
+    adopt as adopt,
+    new_node as new_node,
+    no_gradient as no_gradient,
+)
 from .conversion import ingest
 from .dims import DeclaredAxis, DeclaredRow, DeclaredShape, Index, Shape
 from .encoded import Encoded
@@ -48,8 +55,6 @@ TensorLike: TypeAlias = Any
 ParameterHook: TypeAlias = Callable[["Tensor"], "Tensor"]
 
 _parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_parameter_hook", default=None)
-_composite: ContextVar[Composite | None] = ContextVar("stagedtensor_composite", default=None)
-_without_gradient: ContextVar[bool] = ContextVar("stagedtensor_without_gradient", default=False)
 
 
 class Params(tuple["Tensor", ...]):
@@ -337,28 +342,6 @@ def _literal_label(value: Any) -> str:
     return f"{value}" if isinstance(value, int | float) else "constant"
 
 
-def new_node(role: Role, label: str, **options: Any) -> Node:
-    """Create a node inside the open composite, if any."""
-    node = Node(role, label, **options)
-    composite = _composite.get()
-    if composite is not None:
-        node.composite = composite.outermost
-        composite.outermost.interior.append(node)
-        names = []
-        part: Composite | None = composite
-        while part is not None:
-            names.append(part.name)
-            part = part.parent
-        node.tags = frozenset(names)
-    return node
-
-
-def adopt(node: Node) -> None:
-    """Let the region that a new node was made in fix its precision; the interior of a composite follows its result."""
-    if node.region is not None and _composite.get() is None:
-        node.region.adopt(node)
-
-
 def read_here(tensor: Tensor) -> Tensor:
     """Return the tensor as an op built now reads it: converted where it was made in another precision region."""
     here, made = open_region(), tensor.node.region
@@ -377,23 +360,6 @@ def _reads_across(kind: str, tensor: Tensor, slot: Slot) -> bool:
     if kind == "cast" and tensor.node.role is Role.PARAM:
         return False
     return slot is Slot.DATA and kind != BARRIER
-
-
-def add_gradient(node: Node) -> None:
-    """Give ``node`` a gradient node."""
-    gradient = new_node(Role.GRADIENT, f"{node.label}.grad", value=node, source=node.source, session=node.session)
-    gradient.composite, gradient.tags = node.composite, node.tags
-    node.gradient = gradient
-
-
-@contextmanager
-def no_gradient() -> Iterator[None]:
-    """Build ops whose results carry no gradient."""
-    token = _without_gradient.set(True)
-    try:
-        yield
-    finally:
-        _without_gradient.reset(token)
 
 
 # -- op application -----------------------------------------------------------------------------------------------
