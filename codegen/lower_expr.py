@@ -131,7 +131,10 @@ class ExprLowering:
             case proj.IndexMod(arg, divisor):
                 return ir.Apply("mod", (self.index(arg), ir.index(divisor)), i64)
             case proj.IndexData(node, indices, size):
-                return self._clamped(cast(self._load(node, indices), i64), size)
+                position = self._load(node, indices)
+                if position.type is u64:  # its upper half would turn negative in i64
+                    position = ir.Apply("minimum", (position, ir.Const(max(size - 1, 0), u64)), u64)
+                return self._clamped(cast(position, i64), size)
         raise InternalError(f"no lowering for index {expr!r}")
 
     def _clamped(self, position: ir.Expr, size: int) -> ir.Expr:
