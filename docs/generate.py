@@ -7,6 +7,7 @@ package to be importable; reads nothing else.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import re
 import sys
@@ -46,7 +47,17 @@ GROUPS = {
     "loss_scaler": "Mixed precision",
     "mixed_prec": "Mixed precision",
     "checkpoint": "Checkpoints",
+    "boundary": "Precision",
+    "boundary_report": "Precision",
+    "report": "Contexts and routines",
 }
+RETURNED = {
+    "Block", "Comp", "Convert", "Encoded", "GGUFWeights", "GradClip", "Initializer", "LoadReport",
+    "Prec", "PrecisionBoundary", "Routine", "Stage", "Tensor",
+}  # fmt: skip
+"""Classes whose objects users are given and never make."""
+PARTS = {st.nn: "Networks", st.encodings: "Encodings"}
+"""Modules whose own names are listed."""
 ORDER = (*dict.fromkeys(GROUPS.values()), "Modules")
 
 
@@ -61,18 +72,54 @@ def group_of(value: object) -> str:
 def first_line(value: object) -> str:
     """Return the first paragraph of the docstring as one line."""
     paragraph = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    paragraph = re.sub(r"; [^;]*::$", ".", paragraph)  # what leads over to an example
     return re.sub(r":\w+:`", "`", paragraph).replace("``", "`")
 
 
+class _Plain:
+    """A default that shows as its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def signature_of(value: object) -> str:
-    """Return the parameters without annotations, as one would read them out."""
-    if not callable(value):
+    """Return the parameters without annotations, as one would read them out; none for what users never call."""
+    if isinstance(value, st.Block):
+        value = value.__wrapped__
+    if not callable(value) or (
+        isinstance(value, type) and (value.__name__ in RETURNED or issubclass(value, enum.Enum))
+    ):
         return ""
     # a data class may check its fields in __new__, whose own parameters say nothing
     described = value.__init__ if dataclasses.is_dataclass(value) else value
     parameters = [item for name, item in inspect.signature(described).parameters.items() if name != "self"]
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    plain = [
+        parameter.replace(
+            annotation=inspect.Parameter.empty,
+            default=_Plain(parameter.default.__name__) if inspect.isfunction(parameter.default) else parameter.default,
+        )
+        for parameter in parameters
+    ]
     return str(inspect.Signature(plain))
+
+
+def constant_text(value: object) -> str:
+    """Return what to say of a constant: nothing where its name says it."""
+    if isinstance(value, st.Prec):
+        return f"{value.bits} bits"
+    return f"`{value!r}`" if isinstance(value, tuple) and all(isinstance(item, str) for item in value) else ""
+
+
+def entry(path: str, value: object) -> str:
+    """Return the line of one public name."""
+    described = inspect.isroutine(value) or isinstance(value, type | ModuleType | st.Block)
+    text = first_line(value) if described else constant_text(value)
+    parameters = signature_of(value) if described and not isinstance(value, ModuleType) else ""
+    return f"- **`{path}`**" + (f"`{parameters}`" if parameters else "") + (f": {text}" if text else "")
 
 
 def reference() -> str:
@@ -80,11 +127,10 @@ def reference() -> str:
     groups: dict[str, list[str]] = {heading: [] for heading in ORDER}
     for name in st.__all__:
         value = getattr(st, name)
-        described = inspect.isroutine(value) or isinstance(value, type | ModuleType)
-        text = first_line(value) if described else f"`{value!r}`"
-        parameters = signature_of(value) if described and not isinstance(value, ModuleType) else ""
-        groups[group_of(value)].append(f"- **`st.{name}`**`{parameters}`" if parameters else f"- **`st.{name}`**")
-        groups[group_of(value)][-1] += f": {text}" if text else ""
+        groups[group_of(value)].append(entry(f"st.{name}", value))
+    for module, title in PARTS.items():
+        part = module.__name__.replace("stagedtensor", "st")
+        groups[f"{title}: `{part}`"] = [entry(f"{part}.{name}", getattr(module, name)) for name in module.__all__]
     return (
         NOTICE
         + "# Public names\n\n`import stagedtensor as st`\n"

@@ -108,10 +108,13 @@ def for_codegen(solved: Solved, keep: frozenset[Node]) -> SolvedProgram:
 
 
 def precisions(solved: Solved) -> dict[str, NodePrecision]:
-    """Return each node's settled precision with its reason, by label (numbered where labels repeat)."""
+    """Return each node's settled precision with its reason, by label, in construction order.
+
+    Labels that repeat are numbered: ``dense.w`` is the parameter, ``dense.w_2`` what a composite reads it as.
+    """
     table: dict[str, NodePrecision] = {}
     counts: dict[str, int] = {}
-    for node in solved.nodes:
+    for node in sorted(solved.nodes, key=lambda node: node.number):
         label, count = node.label, counts.get(node.label, 1)
         while label in table:
             count += 1

@@ -29,7 +29,7 @@ class NodePrecision:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.node}: {self.precision}  {self.reason}"
+        return self.reason
 
 
 @dataclass(eq=False)

@@ -30,5 +30,5 @@ def explanation(t: Any, solution: PrecisionSolution | None = None) -> str:
 
 
 def explain(t: Any) -> None:
-    """Print :func:`explanation`."""
+    """Print why a tensor has its precision, in words; see :func:`explanation`."""
     print(explanation(t))

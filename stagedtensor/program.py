@@ -80,7 +80,7 @@ class Comp:
         return True
 
     def __repr__(self) -> str:
-        lines = [f"computation {self.name}:"]
+        lines = [f"computation {self.name}:" if self.name != "computation" else "computation:"]
         names = distinct_names(
             node for statement, _ in self.statements() for node in (*statement.reads(), statement.target.node)
         )

@@ -27,6 +27,7 @@ from .encoded import Encoded
 from .errors import PrecisionError, ShapeError, StagedTensorError
 from .node import Node, Placement, Role, Specified, ancestors, refuse_encoded
 from .op_table import OPS
+from .params import Params
 from .precision import Prec, precision, u4x32
 from .precision_rules import BARRIER
 from .precision_solver import solve_precisions
@@ -57,36 +58,8 @@ ParameterHook: TypeAlias = Callable[["Tensor"], "Tensor"]
 _parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_parameter_hook", default=None)
 
 
-class Params(tuple["Tensor", ...]):
-    """A tuple of parameters whose membership test is identity (``==`` on tensors builds a comparison)."""
-
-    __slots__ = ()
-
-    def __contains__(self, item: object) -> bool:
-        return any(entry is item for entry in self)
-
-    def index(self, item: Any, *bounds: Any) -> int:
-        """Return the position of ``item`` by identity."""
-        for position, entry in enumerate(self):
-            if entry is item:
-                return position
-        raise ValueError(f"{item!r} is not among these parameters")
-
-
 _BORDERS = {"enter": "argument of a composite", "leave": "composite"}
 """How the two ends of a composite show."""
-
-_ELSEWHERE = {
-    "dtype": "its format is t.precision",
-    "T": "see st.transpose(t)",
-    "numpy": "read it with ctx.get_values(t) after a run",
-    "item": "read it with ctx.get_values(t) after a run",
-    "value": "read it with ctx.get_values(t) after a run",
-    "backward": "gradients are computed by a routine: ctx.compile(st.grad_update(loss))",
-    "to": "see t.cast(precision)",
-}
-"""Where those find what they look for who come from another library."""
-
 
 class Tensor:
     """A value node with its gradient node, if any. Built by functions of this package, never directly.
@@ -264,9 +237,11 @@ class Tensor:
     if not TYPE_CHECKING:  # a type checker shall still know every attribute
 
         def __getattr__(self, name: str) -> Any:
-            advice = f"functions of tensors are called as st.{name}(t), where there is one"
             raise AttributeError(
-                f"tensor {self.node.label!r} has no attribute {name!r}; {_ELSEWHERE.get(name, advice)}", name=name, obj=self
+                f"tensor {self.node.label!r} has no attribute {name!r}; functions are called as st.sum(t), facts are t.shape, "
+                "t.precision and t.grad, values come from ctx.get_values(t) after a run",
+                name=name,
+                obj=self,
             )
 
     def __len__(self) -> int:

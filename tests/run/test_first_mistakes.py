@@ -84,10 +84,8 @@ def test_letters_that_look_like_names() -> None:
 
 def test_tensors_say_where_things_are() -> None:
     x = st.placeholder("x", output=[3])
-    with pytest.raises(AttributeError, match=r"st\.sum\(t\)"):
-        x.sum()  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"t\.precision"):
-        _ = x.dtype  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'x' has no attribute 'mean'(?s:.*)st\.sum\(t\)"):
+        x.mean()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="get_values"):
         float(x)  # type: ignore[arg-type]
     assert not hasattr(x, "__array__")
