@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.dims import MEMORY_ORDER
@@ -127,7 +127,10 @@ def precisions(solved: Solved) -> dict[str, NodePrecision]:
 def parameters(roots: HasNode | Comp | Iterable[HasNode | Comp]) -> list[Node]:
     """Return the parameters of tensors and computations, in construction order."""
     found: dict[Node, None] = {}
-    for root in [roots] if isinstance(roots, HasNode | Comp) else roots:
+    several = isinstance(roots, Iterable) and not isinstance(roots, HasNode | Comp)
+    for root in cast("Iterable[Any]", roots) if several else [roots]:
+        if not isinstance(root, HasNode | Comp):
+            raise TypeError(f"expected tensors or computations, got {type(root).__name__} ({user_source().quoted()})")
         if isinstance(root, Comp):
             found.update(dict.fromkeys(node for node in root.nodes() if node.role is Role.PARAM))
         else:

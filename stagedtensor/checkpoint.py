@@ -76,6 +76,7 @@ def save(
     windows of its gated routines, ``step`` a count that ``load`` gives back. The file is replaced at once or not at all.
     Raises CheckpointError where a parameter has no values, ContextError where two share a name.
     """
+    _check_arguments("save", path, ctx, scaler)
     wanted = _parameters(loss)
     without = [name for name, node in wanted.items() if not ctx.is_initialized(tensor_of(node))]
     if without:
@@ -92,6 +93,15 @@ def save(
     if scaler is not None:
         state["scaler"] = scaler.state_dict()
     write_tensors(path, arrays, {_KEY: json.dumps(state), "format": "pt"})
+
+
+def _check_arguments(what: str, path: object, ctx: object, scaler: object) -> None:
+    if not isinstance(path, str | Path):
+        raise TypeError(f"{what}: expected the path of a file, not {path!r} ({user_source().quoted()})")
+    if not isinstance(ctx, Context):
+        raise TypeError(f"{what}: expected a context, not {type(ctx).__name__} ({user_source().quoted()})")
+    if scaler is not None and not isinstance(scaler, LossScaler):
+        raise TypeError(f"{what}: scaler is a LossScaler, not {type(scaler).__name__} ({user_source().quoted()})")
 
 
 def load(
@@ -113,6 +123,7 @@ def load(
     >>> import stagedtensor as st
     >>> names = {"conv2d.w": ("conv1.weight", lambda a: a.transpose(0, 2, 3, 1)), "conv2d.b": "conv1.bias"}
     """
+    _check_arguments("load", path, ctx, scaler)
     file = read_tensors(path)
     wanted = _parameters(loss)
     sources = _sources(names, wanted)
@@ -186,7 +197,7 @@ class _Plan:
 
 
 def _parameters(loss: Tensor | Iterable[Tensor]) -> dict[str, Node]:
-    nodes = parameters([loss] if isinstance(loss, Tensor) else list(loss))
+    nodes = parameters(loss)
     check_names(nodes)
     return {node.label: node for node in nodes}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,3 +61,29 @@ def test_importing_loads_no_compiler_of_the_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("position", "wrong"), [(0, None), (1, None), (1, "cpu"), (2, None), (2, 3), (2, ["loss"])])
+def test_checkpoints_name_a_wrong_argument(tmp_path: Path, position: int, wrong: Any) -> None:
+    with st.Session(), st.Context("reference") as ctx:
+        loss = st.sum(st.param("w", output=[2], init=1.0))
+        ctx.init_params(loss)
+        arguments: list[Any] = [tmp_path / "model.safetensors", ctx, loss]
+        st.save(*arguments)
+        arguments[position] = wrong
+        for function in (st.save, st.load):
+            with pytest.raises(TypeError, match="expected"):
+                function(*arguments)
+        scaler: Any = wrong or 3
+        with pytest.raises(TypeError, match="LossScaler"):
+            st.save(tmp_path / "model.safetensors", ctx, loss, scaler=scaler)
+
+
+def test_parameters_are_drawn_for_tensors_only() -> None:
+    with st.Session(), st.Context("reference") as ctx:
+        for wrong in (None, 3, ["loss"]):
+            with pytest.raises(TypeError, match="test_hardening_arguments"):
+                ctx.init_params(wrong)  # type: ignore[arg-type]
+        w = st.param("w", output=[2], init=1.0)
+        ctx.init_params(t for t in (w * 2.0, w))
+        assert ctx.get_values(w).tolist() == [1.0, 1.0]
