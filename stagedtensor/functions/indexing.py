@@ -144,6 +144,8 @@ def one_hot(ids: TensorLike, n: int) -> Tensor:
 
 def concat(tensors: Sequence[TensorLike], axis: Any = LAST_OUTPUT) -> Tensor:
     """Join tensors along one axis; their other axes agree."""
+    if isinstance(tensors, Tensor):
+        raise TypeError(f"concat takes a list of tensors, st.concat([a, b], axis=...) ({user_source().quoted()})")
     parts = [lift(item) for item in tensors]
     if not parts:
         raise ShapeError(f"concat: expected at least one tensor ({user_source().quoted()})")

@@ -90,7 +90,7 @@ class RowSplit(Plain):
             if len(row.dims) < before + after:
                 raise self.where.error(
                     f"the {self.where.row} row of {self.owner} has {len(row.dims)} axes, "
-                    f"at least {before + after} are needed",
+                    f"at least {before + after} {'is' if before + after == 1 else 'are'} needed",
                     [(str(row), row.reason)],
                     "add the missing axes or name fewer in the spec",
                 )

@@ -92,7 +92,10 @@ class ScopeEquations:
     # -- terms ----------------------------------------------------------------------------------------------------
 
     def _where(self, kind: RowKind | str = "") -> Where:
-        return Where(self.scope.label, self.scope.source, kind)
+        label, border = self.scope.label, self.scope.result.composite
+        if border is not None and border.name != label:
+            label = f"{border.name} ({label})"  # users called the composite, not what it is made of
+        return Where(label, self.scope.source, kind)
 
     def _name(self, name: str) -> Dim:
         return self.variables.names.setdefault(name, Dim())

@@ -109,3 +109,13 @@ def test_printed_objects() -> None:
         assert report.startswith("stored between runs: ")
         assert "while routine probabilities runs: an arena of " in report
         assert re.search(r"peak: [\d,]+ bytes", report)
+
+
+def test_shape_errors_name_the_function_that_was_called() -> None:
+    scores, labels = st.placeholder("scores", batch=[8]), st.placeholder("labels", batch=[8], prec=st.i32)
+    with pytest.raises(
+        ShapeError, match=r"^cross_entropy \(max\): the output row of 'scores' has 0 axes, at least 1 is"
+    ):
+        assert st.cross_entropy(scores, labels).shape
+    with pytest.raises(TypeError, match=r"st\.concat\(\[a, b\]"):
+        st.concat(scores, labels)  # type: ignore[arg-type]
