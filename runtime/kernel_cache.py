@@ -246,7 +246,11 @@ class KernelCache:
         except OSError as error:
             raise self._unwritable(error) from error
         self._require_usable(status)
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & stat.S_ISVTX:
+            # a folder for everybody's temporary files: taking it away from them would break the machine
+            raise self._unwritable(PermissionError("it is shared by everybody; name a folder inside it"))
+        if mode & 0o022:
             self.directory.chmod(0o700)  # others could put code there
 
     def _require_usable(self, status: os.stat_result) -> None:

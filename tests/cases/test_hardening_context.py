@@ -158,3 +158,20 @@ def test_a_manifest_that_no_parser_reads_is_a_damaged_entry(tmp_path: Path) -> N
             assert ctx.get_values(y).tolist() == [3.0, 3.0, 3.0]
         for manifest in tmp_path.glob("*/manifest.json"):
             manifest.write_text("[" * 100_000, encoding="utf-8")
+
+
+def test_a_folder_that_everybody_shares_is_refused_and_left_alone(tmp_path: Path) -> None:
+    shared = tmp_path / "everybody"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with (
+        st.Session(),
+        st.Context("cpu", cache_dir=shared) as ctx,
+        pytest.raises(ContextError, match="shared by everybody"),
+    ):
+        ctx.compile(st.constant(np.ones(3, np.float32)) * 3.0)
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+    shared.chmod(0o755)  # only its owner can put code there: nothing to change
+    with st.Session(), st.Context("cpu", cache_dir=shared) as ctx:
+        ctx.compile(st.constant(np.ones(3, np.float32)) * 3.0)
+    assert shared.stat().st_mode & 0o7777 == 0o755
