@@ -234,6 +234,19 @@ class Tensor:
     def __float__(self) -> float:
         raise TypeError(f"tensor {self.label!r} is no number; read it with ctx.get_values after a run")
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        # without this NumPy makes an array of one object, and np.dot an array of tensors
+        raise TypeError(f"tensor {self.label!r} is no array; read it with ctx.get_values after a run")
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"tensor {self.label!r} is a node of a program and cannot be copied or pickled apart from it; "
+            "st.save keeps values, and building the model again gives the same program"
+        )
+
     if not TYPE_CHECKING:  # a type checker shall still know every attribute
 
         def __getattr__(self, name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +89,17 @@ def test_parameters_are_drawn_for_tensors_only() -> None:
         w = st.param("w", output=[2], init=1.0)
         ctx.init_params(t for t in (w * 2.0, w))
         assert ctx.get_values(w).tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_is_no_array_and_no_data() -> None:
+    with st.Session():
+        x = st.placeholder("x", output=[3]) * 2.0
+        for convert in (np.asarray, np.sum, lambda t: np.dot(np.ones(3), t), lambda t: np.array([t, t])):
+            with pytest.raises(TypeError):
+                convert(x)
+        assert copy.copy(x) is x
+        for keep in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"st\.save"):
+                keep(x)
+        joined: Any = np.ones(3, np.float32) + x
+        assert isinstance(joined, st.Tensor)
