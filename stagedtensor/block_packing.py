@@ -65,14 +65,14 @@ def pack_ternary(values: Array) -> tuple[Bytes, np.float32]:
 def pack_codes(codes: Bytes) -> Bytes:
     """Put 2-bit codes into bytes, the first in the lowest bits; their number is a multiple of 4."""
     quads = codes.reshape(-1, 4)
-    packed: Bytes = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
-    return packed
+    packed = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
+    return packed.astype(np.uint8, copy=False)
 
 
 def unpack_codes(data: Bytes) -> Bytes:
     """Return the 2-bit codes of bytes, the lowest bits first."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)
-    return (data.reshape(-1, 1) >> shifts & 3).reshape(-1)
+    return (data.reshape(-1, 1) >> shifts & 3).reshape(-1).astype(np.uint8, copy=False)
 
 
 def check_packable(values: Array, encoding: Encoding) -> None:

@@ -82,7 +82,7 @@ def test_numbers_never_promote(prec: st.Prec) -> None:
 def test_arrays_and_tensors_bring_their_format() -> None:
     with program() as p:
         x = p.input([1.0, 3.0], st.bf16)
-        zero_d = np.array(0.5, np.float32)
+        zero_d: Any = np.array(0.5, np.float32)
         assert (x * zero_d).precision is st.f32
         assert (zero_d * x).precision is st.f32
         assert (x * st.host_scalar("rate", 0.5)).precision is st.f32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from stagedtensor.errors import ContextError, LanguageError, ShapeError
 
 
 @pytest.fixture(autouse=True)
-def session():
+def session() -> Iterator[None]:
     with st.Session():
         yield
 
@@ -87,7 +88,7 @@ def test_tensors_say_where_things_are() -> None:
     with pytest.raises(AttributeError, match=r"'x' has no attribute 'mean'(?s:.*)st\.sum\(t\)"):
         x.mean()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="get_values"):
-        float(x)  # type: ignore[arg-type]
+        float(x)
     assert not hasattr(x, "__array__")
     assert repr(st.softmax(x)) == "<tensor softmax: 3, f32, composite>"
 
