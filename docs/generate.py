@@ -17,6 +17,7 @@ from types import ModuleType
 
 import stagedtensor as st
 from stagedtensor.autodiff.rules import DERIVATIVES
+from stagedtensor.export.scalar_ops import FORMS
 from stagedtensor.op_table import OPS, REDUCTIONS
 
 FOLDER = Path(__file__).parent
@@ -143,7 +144,8 @@ def rows() -> Iterator[tuple[str, ...]]:
     for op in OPS.values():
         result = "float" if op.float_only else "the operands' format" if op.keeps_format else "join of the operands"
         gradient = f"reads {DERIVATIVES[op.name].reads}" if op.name in DERIVATIVES else "none"
-        yield op.name, f"`{op.symbol}`" if op.symbol else "", str(op.arity), op.op_class, result, gradient
+        infix = f"`{op.symbol}`" if op.symbol else ""
+        yield op.name, infix, str(op.arity), op.op_class, result, gradient, "yes" if op.name in FORMS else "no"
 
 
 def table(header: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> str:
@@ -162,7 +164,7 @@ def ops() -> str:
         NOTICE
         + "# Scalar ops and reductions\n\nThe rows of `stagedtensor/op_table.py`; every other table of the package is "
         "keyed by these names.\n\n"
-        + table(("op", "infix", "operands", "class", "result", "gradient rule"), rows())
+        + table(("op", "infix", "operands", "class", "result", "gradient rule", "StableHLO"), rows())
         + "\n## Reductions\n\n"
         + table(("reduction", "combines with", "starts from", "keeps the position"), reductions)
     )

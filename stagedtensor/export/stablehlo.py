@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -26,7 +26,7 @@ from stagedtensor.node import Node, Role
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
 from stagedtensor.precision_rules import BARRIER, is_contraction
-from stagedtensor.program import Comp, Solved, solve_program
+from stagedtensor.program import Comp, Solved, around, solve_program
 from stagedtensor.source import user_source
 from stagedtensor.statements import OpRecord, Stage
 from stagedtensor.tensor import Tensor
@@ -136,7 +136,7 @@ class _Function:
     def build(self) -> None:
         """Add arguments and ops."""
         folded = self._folded() if self.twins == "fold" else frozenset()
-        module = lower(normalise_zeroing(_program(self.solved, folded)), Numerics(), "cpu")
+        module = lower(normalise_zeroing(_program(self.solved, folded, self._decoded())), Numerics(), "cpu")
         held: dict[ir.Buffer, Value] = {}
         for buffer in self._inputs(module):
             value = self._embedded(buffer)
@@ -191,13 +191,6 @@ class _Function:
         node = buffer.node
         if node is None or (node.is_gradient and node.role is Role.GRADIENT):
             return False
-        if node.encoded is not None:
-            if self.encoded == "error":
-                raise ExportError(
-                    f"{node.label}: a weight in the encoding {node.encoded.encoding} has no StableHLO type; "
-                    'pass encoded="dequantize" to embed it as f32'
-                )
-            raise ExportError(f"{node.label}: embed a decoded copy, st.constant(encoded.numpy()), in what is exported")
         if node.role in (Role.STATE, Role.CELL):
             raise ExportError(
                 f"{node.label}: optimizer state and accumulator cells live between runs; export the forward graph or "
@@ -225,13 +218,32 @@ class _Function:
             raise ExportError(f"{node.label}: a {node.role.value} has no value to embed")
         return self.lines.constant(convert(np.asarray(node.data), buffer.type).reshape(buffer.shape), buffer.type)
 
+    def _decoded(self) -> dict[Node, Node]:
+        """Constants in the place of packed weights, with the exact f32 numbers that these decode to."""
+        found: dict[Node, Node] = {}
+        for node in self.solved.nodes:
+            if node.encoded is None:
+                continue
+            if self.encoded == "error":
+                raise ExportError(
+                    f"{node.label}: a weight in the encoding {node.encoded.encoding} has no StableHLO type; pass "
+                    f'encoded="dequantize" to embed it as f32\n  {node.source.quoted()}'
+                )
+            plain = Node(Role.CONSTANT, node.label, declared=node.declared, source=node.source, session=node.session)
+            plain.data = node.encoded.numpy()
+            plain.specified = node.specified
+            found[node] = plain
+        return found
+
     def _folded(self) -> frozenset[Node]:
         return frozenset(node for node in self.solved.nodes if _twin_of(node) is not None)
 
 
-def _program(solved: Solved, folded: frozenset[Node]) -> SolvedProgram:
+def _program(solved: Solved, folded: frozenset[Node], decoded: Mapping[Node, Node]) -> SolvedProgram:
+    """Return what lowering takes, without the statements of folded twins and with packed weights as they decode."""
+    packed = {plain: node for node, plain in decoded.items()}
     kept = [
-        (statement, comment)
+        (around(statement, decoded), comment)
         for statement, comment in zip(solved.statements, solved.comments, strict=True)
         if statement.target.node not in folded
     ]
@@ -239,8 +251,8 @@ def _program(solved: Solved, folded: frozenset[Node]) -> SolvedProgram:
         solved.name,
         tuple(statement for statement, _ in kept),
         tuple(comment for _, comment in kept),
-        solved.shape,
-        solved.prec,
+        lambda node: solved.shape(packed.get(node, node)),
+        lambda node: solved.prec(packed.get(node, node)),
         solved.projected,
         solved.keep | folded,
         solved.saturates,

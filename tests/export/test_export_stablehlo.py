@@ -11,6 +11,8 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.errors import ExportError
+from stagedtensor.export.scalar_ops import FORMS, missing_rows
+from stagedtensor.op_table import OPS
 from tests.boundary.networks import Network
 from tests.run.test_gradients import BINARY, UNARY
 
@@ -295,3 +297,19 @@ def test_worker_survives() -> None:
     again = interpret(text.replace("custom_call @nothing(%arg0) :", "negate %arg0 :").replace(
         "(tensor<2xf32>) -> tensor<2xf32>\n    return", "tensor<2xf32>\n    return"), [np.ones(2, np.float32)])
     np.testing.assert_array_equal(again.results[0], [-1, -1])
+
+
+def test_encoded() -> None:
+    rng = np.random.default_rng(0)
+    packed = st.encodings.pack(rng.normal(size=(8, 64)).astype(np.float32), st.encodings.Q8_0)
+    x = st.placeholder("x", output=[64], prec=st.f32)
+    y = st.constant(packed) @ x
+    with pytest.raises(ExportError, match="Q8_0"):
+        st.export.to_stablehlo(y)
+    found, wanted, _ = both(y, {"x": rng.normal(size=64).astype(np.float32)}, y, encoded="dequantize")
+    assert distance(found, wanted) <= 1e-5
+
+
+def test_every_op_has_a_form() -> None:
+    assert missing_rows() == ["random_uniform", "random_normal"]
+    assert set(FORMS) <= set(OPS)
