@@ -20,6 +20,7 @@ from stagedtensor.errors import ExportError
 from stagedtensor.op_table import OPS
 from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64
 
+from .block_forms import REDUCERS, Sum, added_by, affine, is_neutral, neutral_number
 from .scalar_ops import FORMS
 from .values import Lines, Value, tensor_type
 
@@ -31,7 +32,6 @@ _AT_NARROW = frozenset(
      "exp", "log", "sin", "cos", "tanh", "sigmoid", "pow"}
 )  # fmt: skip
 """Ops that need no wider type than that of their operands and result: one op, one rounding."""
-_REDUCERS = {"add": "add", "mul": "multiply", "maximum": "maximum", "minimum": "minimum"}
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,15 @@ class Over:
     axes: Axes
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """What an accumulator adds up: the op, the value of one point, and whether it is taken away."""
-
-    op: str
-    point: ir.Expr
-    inverse: str = ""
-
-
 class BlockValues:
-    """Builds the ops of blocks; ``buffers`` holds the value that each buffer has now."""
+    """Builds the ops of blocks; ``buffers`` holds the value that each buffer has now.
 
-    def __init__(self, lines: Lines, buffers: dict[ir.Buffer, Value]) -> None:
+    ``narrow``: sums that end in a narrow buffer have its type, and whoever runs the module rounds partial sums or not.
+    """
+
+    def __init__(self, lines: Lines, buffers: dict[ir.Buffer, Value], *, narrow: bool = False) -> None:
         self.lines = lines
+        self._narrow = narrow
         self.buffers = buffers
         self._extents: dict[ir.Symbol, int] = {}
         self._order: dict[ir.Symbol, int] = {}
@@ -196,6 +191,8 @@ class BlockValues:
         return op if fits and any(isinstance(arg, ir.Cast) for arg in data) else None
 
     def _cast(self, expr: ir.Cast) -> Over:
+        if isinstance(expr.arg, ir.Cast) and expr.arg.arg.type is expr.type and expr.type in _NARROW:
+            return self._value(expr.arg.arg)  # widening is exact
         narrow = self._narrow_form(expr)
         if narrow is not None:
             return self._apply(narrow, expr.type)
@@ -250,7 +247,7 @@ class BlockValues:
         axes: list[ir.Symbol] = []
         cuts: list[tuple[int, int, int]] = []
         for index, size in zip(indices, held.dims, strict=True):
-            symbol, step, start = _affine(index)
+            symbol, step, start = affine(index)
             if step == 0 and symbol is None:
                 cut = (start, start + 1, 1)
             elif (
@@ -303,26 +300,38 @@ class BlockValues:
 
     # -- accumulators -------------------------------------------------------------------------------------------------
     def _accumulate(self, state: ir.Accumulator, block: ir.Block, data: Axes, guard: Over | None) -> Over:
-        added = _added(state)
+        added = added_by(state)
         if added is None:
             raise ExportError(f"{self._label}: an accumulation of this form has no StableHLO form")
         reduced = tuple(item.symbol for item in block.iterators if item.kind == "reduce")
-        total = self._contraction(added, data, reduced) if guard is None else None
+        prec = self._sum_type(state, block)
+        total = self._contraction(added, data, reduced, prec) if guard is None else None
         if total is None:
-            total = self._reduction(added.op, self._value(added.point), data, reduced, guard, state.symbol.type)
+            total = self._reduction(added.op, self._at(added.point, prec), data, reduced, guard, prec)
         if added.inverse:
             total = Over(FORMS[added.inverse](self.lines, total.value), total.axes)
-        if isinstance(state.init, ir.Const) and _is_neutral(state.init, added.op):
+        if isinstance(state.init, ir.Const) and is_neutral(state.init, added.op):
             return total
-        axes, (start, sum_) = self._spread(self._value(state.init), total)
-        return Over(self.lines.binary(_REDUCERS[added.op], start, sum_), axes)
+        axes, (start, sum_) = self._spread(self._at(state.init, prec), total)
+        return Over(self.lines.binary(REDUCERS[added.op], start, sum_), axes)
+
+    def _sum_type(self, state: ir.Accumulator, block: ir.Block) -> Prec:
+        """The type of a sum: the accumulator's, or with narrow sums that of the buffer it ends in."""
+        target = block.stores[0].buffer.type
+        return target if self._narrow and target in _NARROW else state.symbol.type
+
+    def _at(self, expr: ir.Expr, prec: Prec) -> Over:
+        """Evaluate for a sum of type ``prec``."""
+        if expr.type is prec:
+            return self._value(expr)
+        return self._value(ir.Cast(expr, prec))
 
     def _reduction(self, op: str, point: Over, data: Axes, reduced: Axes, guard: Over | None, prec: Prec) -> Over:
         lines = self.lines
         used = tuple(axis for axis in data if axis in point.axes or (guard is not None and axis in guard.axes))
         axes = tuple(sorted((*used, *reduced), key=lambda axis: self._order[axis]))
         value = self._over(point, axes)
-        neutral = _neutral_number(op, prec)
+        neutral = neutral_number(op, prec)
         if guard is not None:
             value = lines.select(self._over(guard, axes), value, lines.number(neutral, prec, self._dims(axes)))
         if not reduced:
@@ -331,12 +340,12 @@ class BlockValues:
         init = lines.number(neutral, prec)
         dims = self._dims(used)
         text = (
-            f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{_REDUCERS[op]} across dimensions = {places}"
+            f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{REDUCERS[op]} across dimensions = {places}"
             f" : ({value.type}, {init.type}) -> {tensor_type(dims, prec)}"
         )
         return Over(lines.add(text, (value, init), dims, prec), used)
 
-    def _contraction(self, added: _Sum, data: Axes, reduced: Axes) -> Over | None:
+    def _contraction(self, added: Sum, data: Axes, reduced: Axes, prec: Prec) -> Over | None:
         """A sum of products of two operands as a dot_general with a result of the accumulation's type."""
         point = added.point
         if isinstance(point, ir.Cast) and isinstance(point.arg, ir.Apply):
@@ -363,9 +372,9 @@ class BlockValues:
         text = (
             f"stablehlo.dot_general {{0}}, {{1}}, {batching}"
             f"contracting_dims = {places(left, contracted)} x {places(right, contracted)}"
-            f" : ({left.value.type}, {right.value.type}) -> {tensor_type(self._dims(axes), point.type)}"
+            f" : ({left.value.type}, {right.value.type}) -> {tensor_type(self._dims(axes), prec)}"
         )
-        value = self.lines.add(text, (left.value, right.value), self._dims(axes), point.type)
+        value = self.lines.add(text, (left.value, right.value), self._dims(axes), prec)
         ordered = tuple(sorted(axes, key=lambda axis: self._order[axis]))
         return Over(self._over(Over(value, axes), ordered), ordered)
 
@@ -384,7 +393,7 @@ class BlockValues:
         """argmax and argmin: the extremum, then the least position that holds it; NaN wins."""
         lines = self.lines
         position, best = block.accumulators
-        added = _added(best)
+        added = added_by(best)
         assert added is not None
         reduced = tuple(item.symbol for item in block.iterators if item.kind == "reduce")
         axes = (*data, *reduced)
@@ -406,7 +415,7 @@ class BlockValues:
     def _store(self, store: ir.Store, data: Axes, guard: Over | None) -> None:
         value = self._value(store.value)
         shape = store.buffer.shape
-        plain = [_affine(index) for index in store.indices]
+        plain = [affine(index) for index in store.indices]
         named = [symbol for symbol, step, start in plain if symbol is not None]
         covers = len(set(named)) == len(named) and all(
             (start == 0 and step == 1 and symbol in self._extents and self._extents[symbol] == size)
@@ -433,7 +442,7 @@ class BlockValues:
         """Points that may meet in one cell: accumulated by the op, or the last one set."""
         (store,) = block.stores
         state = ir.Accumulator(ir.Symbol("cell", store.buffer.type), ir.Const(0, i32), store.value)
-        added = _added(state, store)
+        added = added_by(state, store)
         axes = tuple(self._extents)
         if added is None:
             self._scatter(store.buffer, store.indices, self._value(store.value), guard, axes, "")
@@ -441,7 +450,7 @@ class BlockValues:
         point = self._value(added.point)
         if added.inverse:
             point = Over(FORMS[added.inverse](self.lines, point.value), point.axes)
-        self._scatter(store.buffer, store.indices, point, guard, axes, _REDUCERS[added.op])
+        self._scatter(store.buffer, store.indices, point, guard, axes, REDUCERS[added.op])
 
     def _scatter(
         self, buffer: ir.Buffer, indices: Sequence[ir.Expr], value: Over, guard: Over | None, axes: Axes, op: str
@@ -479,59 +488,3 @@ def _exact(value: float | int, prec: Prec) -> bool:
     """Whether a number is in a narrow format as it is."""
     held = float(np.asarray(value, np.float64).astype(prec.numpy_dtype))
     return held == float(value) or value != value
-
-
-def _affine(index: ir.Expr) -> tuple[ir.Symbol | None, int, int]:
-    """Return (iterator, step, start) of ``step * iterator + start``; (None, 0, n) of a number; step -1: neither."""
-    match index:
-        case ir.Const(value):
-            return None, 0, int(value)
-        case ir.Var(symbol):
-            return symbol, 1, 0
-        case ir.Apply("add", (a, b)):
-            left, right = _affine(a), _affine(b)
-            if -1 in (left[1], right[1]) or (left[0] is not None and right[0] is not None):
-                return None, -1, 0
-            return left[0] or right[0], left[1] + right[1], left[2] + right[2]
-        case ir.Apply("mul", (a, b)):
-            left, right = _affine(a), _affine(b)
-            if left[0] is not None:
-                left, right = right, left
-            if left[0] is not None or -1 in (left[1], right[1]) or left[2] < 1:
-                return None, -1, 0
-            return right[0], right[1] * left[2], right[2] * left[2]
-        case _:
-            return None, -1, 0
-
-
-def _added(state: ir.Accumulator, store: ir.Store | None = None) -> _Sum | None:
-    """Read an update ``state op point``; in a scatter the state is the cell itself."""
-
-    def is_state(expr: ir.Expr) -> bool:
-        if store is not None:
-            return isinstance(expr, ir.Load) and expr.buffer is store.buffer
-        return isinstance(expr, ir.Var) and expr.symbol is state.symbol
-
-    match state.update:
-        case ir.Fma(a, b, c) if is_state(c):
-            return _Sum("add", ir.Apply("mul", (a, b), state.update.type))
-        case ir.Apply(op, (held, point)) if is_state(held):
-            if op in _REDUCERS:
-                return _Sum(op, point)
-            if op in ("sub", "div"):
-                return _Sum("add" if op == "sub" else "mul", point, "neg" if op == "sub" else "recip")
-    return None
-
-
-def _neutral_number(op: str, prec: Prec) -> float | int:
-    if op in ("add", "mul"):
-        number = 0 if op == "add" else 1
-        return float(number) if prec.is_float else number
-    infinite = prec.is_float and prec.has_inf
-    if op == "maximum":
-        return -float("inf") if infinite else prec.min_finite
-    return float("inf") if infinite else prec.max_finite
-
-
-def _is_neutral(init: ir.Const, op: str) -> bool:
-    return init.value == _neutral_number(op, init.type)

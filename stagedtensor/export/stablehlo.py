@@ -36,6 +36,7 @@ from .values import Lines, Value
 
 Parameters: TypeAlias = Literal["arguments", "constants"]
 Twins: TypeAlias = Literal["convert", "fold"]
+Accumulation: TypeAlias = Literal["wide", "narrow"]
 Encodings: TypeAlias = Literal["error", "dequantize"]
 
 _ARGUMENTS = (Role.PLACEHOLDER, Role.HOST_SCALAR)
@@ -64,6 +65,7 @@ def to_stablehlo(
     *,
     params: Parameters = "arguments",
     twins: Twins = "convert",
+    accum: Accumulation = "wide",
     encoded: Encodings = "error",
 ) -> str:
     """Return the StableHLO module of a tensor's forward graph, or of ``grad_update(loss)``: the loss, then gradients.
@@ -71,7 +73,9 @@ def to_stablehlo(
     Arguments are placeholders and host scalars in order of first use, then parameters in creation order;
     ``params="constants"`` embeds parameters, whose values must be arrays given as ``init``. ``twins="fold"`` (forward
     graphs only) makes twins the arguments, at their own precision. ``encoded="dequantize"`` embeds packed weights as f32
-    constants. Sums are as wide as in this package: f32 for narrow operands, one rounding per stored result.
+    constants. Sums are as wide as in this package: f32 for narrow operands, one rounding per stored result. With
+    ``accum="narrow"`` they have the type of their result, and so has the interior of library functions: fewer converts,
+    but whoever runs the module may round partial sums.
 
     >>> import stagedtensor as st
     >>> x = st.placeholder("x", output=[3], prec="f32")
@@ -87,14 +91,19 @@ def to_stablehlo(
     Raises ExportError for optimizer steps, ``accum_steps``, random draws, run-time extents and static indices, packed
     weights and formats without a StableHLO type; ValueError for an unknown option.
     """
-    return _Function(root, params, twins, encoded).text(name)
+    return _Function(root, params, twins, accum, encoded).text(name)
 
 
 def signature(
-    root: Tensor | Comp, *, params: Parameters = "arguments", twins: Twins = "convert", encoded: Encodings = "error"
+    root: Tensor | Comp,
+    *,
+    params: Parameters = "arguments",
+    twins: Twins = "convert",
+    accum: Accumulation = "wide",
+    encoded: Encodings = "error",
 ) -> Signature:
     """Return the arguments and results of what :func:`to_stablehlo` gives for the same options."""
-    function = _Function(root, params, twins, encoded)
+    function = _Function(root, params, twins, accum, encoded)
     function.build()
     return Signature(
         tuple(_entry(buffer) for buffer, _ in function.arguments),
@@ -115,11 +124,14 @@ def _choose(value: str, name: str, choices: tuple[str, ...]) -> None:
 class _Function:
     """One function being built."""
 
-    def __init__(self, root: Tensor | Comp, params: Parameters, twins: Twins, encoded: Encodings) -> None:
+    def __init__(
+        self, root: Tensor | Comp, params: Parameters, twins: Twins, accum: Accumulation, encoded: Encodings
+    ) -> None:
         _choose(params, "params", ("arguments", "constants"))
         _choose(twins, "twins", ("convert", "fold"))
+        _choose(accum, "accum", ("wide", "narrow"))
         _choose(encoded, "encoded", ("error", "dequantize"))
-        self.params, self.twins, self.encoded = params, twins, encoded
+        self.params, self.twins, self.accum, self.encoded = params, twins, accum, encoded
         if isinstance(root, Tensor):
             self.wanted = [root.node]
         elif isinstance(root, Comp):
@@ -136,7 +148,7 @@ class _Function:
     def build(self) -> None:
         """Add arguments and ops."""
         folded = self._folded() if self.twins == "fold" else frozenset()
-        module = lower(normalise_zeroing(_program(self.solved, folded, self._decoded())), Numerics(), "cpu")
+        module = lower(normalise_zeroing(_program(self.solved, folded, self._decoded(), narrow=self.accum == "narrow")), Numerics(), "cpu")
         held: dict[ir.Buffer, Value] = {}
         for buffer in self._inputs(module):
             value = self._embedded(buffer)
@@ -144,7 +156,7 @@ class _Function:
                 value = self.lines.argument(buffer.shape, buffer.type)
                 self.arguments.append((buffer, value))
             held[buffer] = value
-        builder = BlockValues(self.lines, held)
+        builder = BlockValues(self.lines, held, narrow=self.accum == "narrow")
         for kernel in module.kernels:
             for block in kernel.body:
                 assert isinstance(block, ir.Block)
@@ -239,9 +251,23 @@ class _Function:
         return frozenset(node for node in self.solved.nodes if _twin_of(node) is not None)
 
 
-def _program(solved: Solved, folded: frozenset[Node], decoded: Mapping[Node, Node]) -> SolvedProgram:
-    """Return what lowering takes, without the statements of folded twins and with packed weights as they decode."""
+def _program(
+    solved: Solved, folded: frozenset[Node], decoded: Mapping[Node, Node], *, narrow: bool = False
+) -> SolvedProgram:
+    """Return what lowering takes, without the statements of folded twins and with packed weights as they decode.
+
+    ``narrow``: the interior of library functions has the precision of their result.
+    """
     packed = {plain: node for node, plain in decoded.items()}
+
+    def prec(node: Node) -> Prec:
+        own = solved.prec(packed.get(node, node))
+        result = node.composite.outermost.result if narrow and node.composite is not None else None
+        if result is None or not own.is_float:
+            return own
+        outside = solved.prec(result if not node.is_gradient or result.gradient is None else result.gradient)
+        return outside if outside.is_narrow else own
+
     kept = [
         (around(statement, decoded), comment)
         for statement, comment in zip(solved.statements, solved.comments, strict=True)
@@ -252,7 +278,7 @@ def _program(solved: Solved, folded: frozenset[Node], decoded: Mapping[Node, Nod
         tuple(statement for statement, _ in kept),
         tuple(comment for _, comment in kept),
         lambda node: solved.shape(packed.get(node, node)),
-        lambda node: solved.prec(packed.get(node, node)),
+        prec,
         solved.projected,
         solved.keep | folded,
         solved.saturates,
