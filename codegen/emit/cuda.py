@@ -200,7 +200,8 @@ def _kernel(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...]
     body = printer.body(proc.body, 1)
     opening = "".join(f"{_INDENT}{line}\n" for line in lines)
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
-    start = f'extern "C" __global__ void __launch_bounds__({launch.threads}) {name}'
+    bounds = f"{launch.threads}, {launch.resident}" if launch.resident else str(launch.threads)
+    start = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}'
     text = f"{heading}{signature_text(start, parameters)} {{\n{opening}{body}}}\n"
     return _Printed(proc, name, text, tuple(given), frozenset(written), bool(needed), printer.used)
 

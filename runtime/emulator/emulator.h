@@ -21,7 +21,7 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 enum { ST_WARP = 32, ST_MOST_THREADS = 1024, ST_STACK = 1 << 16, ST_ZONE = 64, ST_MOST_REGIONS = 64 };
 

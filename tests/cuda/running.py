@@ -11,10 +11,22 @@ import numpy as np
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
 from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.runtime import emulated
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
 from tests.run.blocks import Array, cache
 
 Edit = Callable[[str], str]
+SOURCES: dict[str, None] = {}
+"""Every text that was compiled for the emulated device in this process."""
+_host_source = emulated.host_source
+
+
+def _recorded(emitted: CudaSource) -> str:
+    SOURCES[emitted.text] = None
+    return _host_source(emitted)
+
+
+emulated.host_source = _recorded
 
 
 def emitted(whole: ir.Module) -> CudaSource:

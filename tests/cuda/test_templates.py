@@ -221,3 +221,29 @@ def test_kernels_and_buffers_may_be_called_anything(name: str) -> None:
     agree(whole, {x: random_array(x), y: np.zeros(40, np.float32)})
     if importlib.util.find_spec("cupy") is not None:
         assert compile_cuda(emitted(whole).text).warnings == ()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_points_outside_an_operand_multiply_nothing(swapped: bool) -> None:
+    """A padded convolution as a product: skipped points contribute nothing, even beside an infinite weight."""
+    size, channels, width = 24, 5, 10
+    x, w = ir.Buffer("x", f32, (size, channels)), ir.Buffer("w", f32, (3, channels, width))
+    y = ir.Buffer("y", f32, (width, size) if swapped else (size, width))
+    i, o = axis("i", size), axis("o", width)
+    k, c = axis("k", 3, "reduce"), axis("c", channels, "reduce")
+    place = apply("sub", apply("add", ir.Var(i.symbol), ir.Var(k.symbol), prec=i64), ir.index(1), prec=i64)
+    inside = apply(
+        "and", apply("ge", place, ir.index(0), prec=i64), apply("lt", place, ir.index(size), prec=i64), prec=i64
+    )
+    acc = ir.Symbol("acc", f32)
+    update = ir.Fma(ir.Load(x, (place, *at(c))), load(w, k, c, o), ir.Var(acc))
+    item = ir.Accumulator(acc, ZERO, update, "add", ZERO)
+    data = (o, i) if swapped else (i, o)
+    block = ir.Block("conv", (*data, k, c), (store(y, data, ir.Var(acc)),), (item,), guard=inside)
+    whole = module(block)
+    assert "points outside an operand skipped" in path(whole)
+    arrays = {x: random_array(x), w: random_array(w, 1), y: np.zeros(y.shape, np.float32)}
+    arrays[w][0, 0, 3] = np.inf
+    agree(whole, arrays)
+    row = run_reference(whole, arrays)[y].reshape(y.shape)
+    assert np.isfinite(row[3, 0] if swapped else row[0, 3])

@@ -51,6 +51,9 @@ class Launch:
     dealt: dict[Symbol, Dealt] = field(default_factory=dict)
     cooperative: bool = False
     thread: Symbol | None = None
+    resident: int = 0
+    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill registers
+    to hold more."""
 
     def __str__(self) -> str:
         return f"{self.blocks} blocks of {self.threads} threads"

@@ -74,6 +74,8 @@ def narrow_operands(given: Product) -> tuple[Product, Prec] | None:
     """Return the product with its operands in one 16-bit format, and the format; None where tensor cores do not serve."""
     if given.accumulator.symbol.type is not f32 or given.sign not in ("fma", "add"):
         return None
+    if given.guard is not None:
+        return None  # a skipped point must not even multiply a zero with an infinity
     left, right = _narrow(given.left), _narrow(given.right)
     if left is None or right is None:
         return None

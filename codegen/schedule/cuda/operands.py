@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stagedtensor.codegen.affine import add, as_index, floor_divide, modulo, multiply
 from stagedtensor.codegen.loop_ir import (
@@ -15,6 +16,7 @@ from stagedtensor.codegen.loop_ir import (
     Apply,
     Block,
     Buffer,
+    Cast,
     Const,
     Expr,
     For,
@@ -44,7 +46,10 @@ from stagedtensor.codegen.schedule.nest import collapse, index_symbol, loads_in,
 
 @dataclass(frozen=True)
 class Product:
-    """``left`` depends on ``rows``, ``right`` on ``columns``; ``batch`` are the other data iterators, ``depth`` is summed."""
+    """``left`` depends on ``rows``, ``right`` on ``columns``; ``batch`` are the other data iterators, ``depth`` is summed.
+
+    ``guard`` (None: every point counts) depends on what the operand called ``guarded`` depends on, and on nothing else.
+    """
 
     block: Block
     left: Expr
@@ -54,6 +59,8 @@ class Product:
     columns: tuple[Iterator_, ...]
     depth: tuple[Iterator_, ...]
     sign: str
+    guard: Expr | None = None
+    guarded: Literal["", "left", "right"] = ""
 
     @property
     def accumulator(self) -> Accumulator:
@@ -69,8 +76,6 @@ class Product:
 def product(found: Contraction) -> Product | None:
     """Read a contraction as a batch of matrix products, columns along the results' memory; None where it is none."""
     block = found.block
-    if block.guard is not None:
-        return None  # a skipped point must not even multiply a zero with an infinity
     (item,) = block.accumulators
     sign = item.update.op if isinstance(item.update, Apply) else "fma"
     left, right = found.lhs, found.rhs
@@ -81,7 +86,13 @@ def product(found: Contraction) -> Product | None:
     if block.data[-1] in rows:
         left, right, rows, columns = right, left, columns, rows
     batch = tuple(item for item in block.data if item not in rows and item not in columns)
-    return Product(block, left, right, batch, rows, columns, block.reduce, sign)
+    guarded: Literal["", "left", "right"] = ""
+    if block.guard is not None:
+        on_rows, on_columns = (any(depends(block.guard, item) for item in group) for group in (rows, columns))
+        if on_rows and on_columns:
+            return None
+        guarded = "right" if on_columns else "left"
+    return Product(block, left, right, batch, rows, columns, block.reduce, sign, block.guard, guarded)
 
 
 def collapsed(found: Contraction) -> Contraction:
@@ -118,7 +129,7 @@ class Tiles:
     def launch(self, threads: int, thread: Symbol, dealt: dict[Symbol, Dealt] | None = None) -> Launch:
         """Return the launch of one block of ``threads`` threads per tile."""
         blocks = min(self.count, MOST_BLOCKS * 8)
-        return Launch(blocks, threads, {self.symbol: "blocks", **(dealt or {})}, cooperative=True, thread=thread)
+        return Launch(blocks, threads, {self.symbol: "blocks", **(dealt or {})}, cooperative=True, thread=thread, resident=1)
 
 
 def tiles(given: Product, height: int, width: int) -> Tiles:
@@ -151,12 +162,16 @@ class Side:
     along: tuple[Iterator_, ...]
     depth: tuple[Iterator_, ...]
     batch: dict[Symbol, Expr]
+    guard: Expr | None = None
 
     def at(self, along: Expr, deep: Expr) -> tuple[tuple[Let, ...], Expr]:
         """Return the value at a place, 0 outside the operand, and the lets that it reads."""
         first, second = flatten(self.along, "along", along), flatten(self.depth, "deep", deep)
-        value = substitute(self.operand, {**self.batch, **first.mapping, **second.mapping})
+        mapping = {**self.batch, **first.mapping, **second.mapping}
+        value = substitute(self.operand, mapping)
         tests = [_inside(first, along), _inside(second, deep), first.guard, second.guard]
+        if self.guard is not None:
+            tests.append(substitute(self.guard, mapping))
         test = conjunction(tests)
         assert test is not None
         return (*first.lets, *second.lets), Apply("where", (test, value, zero(value.type)), value.type)
@@ -180,12 +195,11 @@ def stage(
     deep: Expr,
     thread: Symbol,
     threads: int,
-    *,
-    depth_first: bool,
+    mask: Buffer | None = None,
 ) -> Stmt:
-    """Return the copy of ``shape`` = (along, depth) cells from (``first``, ``deep``) on into ``tile``.
+    """Return the copy of ``shape`` = (along, depth) cells from (``first``, ``deep``) on into ``tile``, depth outermost.
 
-    ``depth_first``: the tile's axes are (depth, along), else (along, depth). Neighbouring threads read neighbouring cells.
+    Neighbouring threads read neighbouring cells. ``mask`` gets 1 where a cell counts.
     """
     along, depth = shape
     step = index_symbol("step")
@@ -196,12 +210,15 @@ def stage(
     else:
         split = [Let(layer, floor_divide(Var(named), along)), Let(place, modulo(Var(named), along))]
     lets, value = side.at(add(first, Var(place)), add(deep, Var(layer)))
-    indices = (Var(layer), Var(place)) if depth_first else (Var(place), Var(layer))
-    store = Store(tile, indices, value)
-    body: list[Stmt] = [Let(named, cell), *split, *lets, store]
+    indices = (Var(layer), Var(place))
+    stored = [Store(tile, indices, value)]
+    if mask is not None:
+        assert isinstance(value, Apply)
+        stored.append(Store(mask, indices, Cast(value.args[0], mask.type)))
+    body: list[Stmt] = [Let(named, cell), *split, *lets, *stored]
     total = along * depth
     if total % threads:
-        body = [Let(named, cell), If(less(Var(named), total), (*split, *lets, store))]
+        body = [Let(named, cell), If(less(Var(named), total), (*split, *lets, *stored))]
     return loop(step, -(-total // threads), body, "unroll")
 
 

@@ -18,6 +18,7 @@ from stagedtensor.codegen.loop_ir import (
     Const,
     Expr,
     Fma,
+    If,
     Let,
     Load,
     Stmt,
@@ -28,7 +29,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.schedule.cuda.launch import THREADS, Launch
 from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, stage, tiles
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
-from stagedtensor.precision import i64
+from stagedtensor.precision import i64, u8
 
 _SIDE = 16
 """Threads along each side of a tile."""
@@ -73,14 +74,26 @@ def tile(given: Product) -> tuple[tuple[Stmt, ...], Launch, str]:
     ]
     layer = index_symbol("i_depth")
     start = multiply(Var(layer), shape.depth)
-    left = Side(given.left, given.rows, given.depth, across.batch)
-    other = Side(given.right, given.columns, given.depth, across.batch)
+    masks = {
+        "left": Buffer("left_counts", u8, (shape.depth, shape.rows), "shared"),
+        "right": Buffer("right_counts", u8, (shape.depth, shape.columns), "shared"),
+    }
+    mask = masks.get(given.guarded)
+    guards = {side: given.guard if side == given.guarded else None for side in masks}
+    left = Side(given.left, given.rows, given.depth, across.batch, guards["left"])
+    other = Side(given.right, given.columns, given.depth, across.batch, guards["right"])
     depth = given.sizes[2]
     steps: list[Stmt] = [
-        stage(left, left_tile, (shape.rows, shape.depth), across.row, start, thread, THREADS, depth_first=True),
-        stage(other, right_tile, (shape.columns, shape.depth), across.column, start, thread, THREADS, depth_first=True),
+        stage(
+            *(left, left_tile, (shape.rows, shape.depth), across.row, start, thread, THREADS),
+            mask if given.guarded == "left" else None,
+        ),
+        stage(
+            *(other, right_tile, (shape.columns, shape.depth), across.column, start, thread, THREADS),
+            mask if given.guarded == "right" else None,
+        ),
         Barrier(),
-        _multiply(given, shape, states, left_tile, right_tile, Var(down), Var(right)),
+        _multiply(given, shape, states, left_tile, right_tile, mask, Var(down), Var(right)),
         Barrier(),
     ]
     body: list[Stmt] = [
@@ -89,10 +102,13 @@ def tile(given: Product) -> tuple[tuple[Stmt, ...], Launch, str]:
         loop(layer, -(-depth // shape.depth), steps),
         _stores(given, across, states, Var(down), Var(right)),
     ]
-    nest = (Alloc(left_tile), Alloc(right_tile), *here, across.loop(body))
+    arrays = [left_tile, right_tile, *([] if mask is None else [mask])]
+    nest = (*(Alloc(buffer) for buffer in arrays), *here, across.loop(body))
     words = (
         f"contraction, tiles of {shape.rows} x {shape.columns} x {shape.depth} in shared memory, {prec} multiply-add"
     )
+    if mask is not None:
+        words += ", points outside an operand skipped"
     return nest, across.launch(THREADS, thread), words
 
 
@@ -112,18 +128,31 @@ def _fill(given: Product, across: Tiles, states: Buffer, thread_row: Expr, threa
 
 
 def _multiply(
-    given: Product, shape: _Shape, states: Buffer, left: Buffer, right: Buffer, thread_row: Expr, thread_column: Expr
+    given: Product,
+    shape: _Shape,
+    states: Buffer,
+    left: Buffer,
+    right: Buffer,
+    mask: Buffer | None,
+    thread_row: Expr,
+    thread_column: Expr,
 ) -> Stmt:
     layer, down, across = index_symbol("i_layer"), index_symbol("i_down"), index_symbol("i_right")
     down_each, across_each = shape.per_thread
-    a = Load(left, (Var(layer), add(multiply(thread_row, down_each), Var(down))))
-    b = Load(right, (Var(layer), add(thread_column, multiply(Var(across), _SIDE))))
+    row = add(multiply(thread_row, down_each), Var(down))
+    column = add(thread_column, multiply(Var(across), _SIDE))
+    a, b = Load(left, (Var(layer), row)), Load(right, (Var(layer), column))
     cell = (Var(down), Var(across))
     state = Load(states, cell)
     prec = states.type
     summed = Apply(given.sign, (state, Apply("mul", (a, b), prec)), prec)
     value: Expr = Fma(a, b, state) if given.sign == "fma" else summed
-    inner = loop(across, across_each, [Store(states, cell, value)], "unroll")
+    step: Stmt = Store(states, cell, value)
+    if mask is not None and given.guarded == "right":
+        step = If(Load(mask, (Var(layer), column)), (step,))
+    inner: Stmt = loop(across, across_each, [step], "unroll")
+    if mask is not None and given.guarded == "left":
+        inner = If(Load(mask, (Var(layer), row)), (inner,))
     return loop(layer, shape.depth, [loop(down, down_each, [inner], "unroll")], "unroll")
 
 
