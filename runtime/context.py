@@ -188,7 +188,7 @@ class Context:
         kept |= {item.ids for item in looked_up}
         facts = linking.inspect(solved, comp)
         borrowed = frozenset(node for node in facts.inputs if node in self._store.stored)
-        linking.check_inputs(facts, borrowed, kept)
+        linking.check_inputs(facts, borrowed, kept.difference(self._store.stored))
         program = linking.for_codegen(solved, kept | borrowed)
         executable = self._device.compile(program, numerics, fusion=fusion, debug=debug)
         if executable.from_cache:

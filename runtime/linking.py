@@ -83,7 +83,17 @@ def _static_indices(statement: Statement) -> dict[str, int]:
 
 
 def check_inputs(facts: Facts, borrowed: frozenset[Node], kept: frozenset[Node]) -> None:
-    """Refuse computations that read what nobody computes or keeps."""
+    """Refuse computations that read what nobody computes or keeps, and keeping what they do not compute."""
+    absent = sorted(
+        (node for node in kept - borrowed if node.role in (Role.OP, Role.SAMPLER) and node not in facts.outputs),
+        key=lambda node: node.number,
+    )
+    if absent:
+        labels = "\n".join(f"  {describe(node)}" for node in absent)
+        raise ContextError(
+            f"keep= names values that this computation does not compute:\n{labels}\n  {user_source().quoted()}\n"
+            "  compute them here too, with st.sequence(st.forward(...), ...), or leave them out"
+        )
     lost = [
         node
         for node in facts.inputs

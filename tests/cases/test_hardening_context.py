@@ -175,3 +175,15 @@ def test_a_folder_that_everybody_shares_is_refused_and_left_alone(tmp_path: Path
     with st.Session(), st.Context("cpu", cache_dir=shared) as ctx:
         ctx.compile(st.constant(np.ones(3, np.float32)) * 3.0)
     assert shared.stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_is_not_computed_cannot_be_kept() -> None:
+    with st.Session(), st.Context("cpu") as ctx:
+        w = st.param("w", output=[2], init=1.0)
+        inside, outside = w * 2.0, w * 3.0
+        with pytest.raises(ContextError, match=r"does not compute:\n  op 'mul'"):
+            ctx.compile(st.grad_update(st.sum(inside)), keep=[inside, outside])
+        routine = ctx.compile(st.grad_update(st.sum(inside)), keep=[inside, w])
+        ctx.init_params(w)
+        ctx.run(routine)
+        assert ctx.get_values(inside).tolist() == [2.0, 2.0]
