@@ -51,7 +51,10 @@ def run_emulated(
     for buffer, watched in held.items():
         watched.cells[...] = arrays[buffer].reshape(-1)
     values = np.array([(scalars or {})[symbol] for symbol in source.scalars] or [0], np.int64)
-    EmulatedRoutine(load_emulated(source, cache()), source, held, values).run()
+    library = load_emulated(source, cache())
+    if edit is not None:
+        SOURCES.pop(source.text, None)  # a planted fault is nobody's source
+    EmulatedRoutine(library, source, held, values).run()
     results: dict[ir.Buffer, Any] = {
         buffer: watched.cells.reshape(arrays[buffer].shape).copy() for buffer, watched in held.items()
     }
