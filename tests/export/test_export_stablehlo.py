@@ -314,3 +314,19 @@ def test_encoded() -> None:
 def test_every_op_has_a_form() -> None:
     assert missing_rows() == ["random_uniform", "random_normal"]
     assert set(FORMS) <= set(OPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prec", [None, st.bf16], ids=str)
+def test_runs_a_transformer(prec: st.Prec | None) -> None:
+    ids = st.placeholder("ids", batch=[2, 4], prec=st.i32)
+    with st.stage("net", prec=prec):
+        y = st.nn.gpt(11, width=8, layers=1, heads=2, tokens=4)(ids)
+    loss = st.mean(y * y * y)
+    values = np.random.default_rng(0).integers(0, 11, (2, 4)).astype(np.int32)
+    found, wanted, _ = both(st.grad_update(loss), {"ids": values}, loss)
+    assert len(found) == 1 + len(loss.params)
+    bound = 4e-5 if prec is None else 4 * 2.0**-5
+    for got, want in zip(found, wanted, strict=True):  # the gradient of the keys' bias is 0 but for rounding
+        want = np.asarray(want, np.float64)
+        assert np.abs(got - want).max() <= bound * max(float(np.abs(want).max()), 1e-6)
