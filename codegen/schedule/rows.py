@@ -120,6 +120,7 @@ def rows(block: Block, lanes: int, *, parallel: bool) -> tuple[tuple[Stmt, ...],
 
 
 def fill(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> For:
+    """Return the loop that sets every partial state to its neutral element."""
     lane = index_symbol("i_lane")
     body: list[Stmt] = []
     for item in accumulators:
@@ -156,6 +157,7 @@ def updates_in_place(
 
 
 def merge_tree(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], lanes: int) -> list[Stmt]:
+    """Return the loops that merge all lanes into lane 0, halves onto halves."""
     steps: list[Stmt] = []
     width = lanes // 2
     while width >= 1:
@@ -190,7 +192,7 @@ def _merge(
 def finals(
     accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer]
 ) -> tuple[list[Let], dict[Symbol, Expr]]:
-    """The results: the initial state merged with lane 0, which the tree left all others in."""
+    """Return lets and results: the initial state merged with lane 0, which the tree left all others in."""
     first: dict[Symbol, Expr] = {symbol: Load(buffer, (index(0),)) for symbol, buffer in states.items()}
     initial: dict[Symbol, Expr] = {item.symbol: item.init for item in accumulators}
     merged = combined(accumulators, initial, first)
