@@ -8,6 +8,7 @@ nothing of the cache.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -149,7 +150,7 @@ def identify(command: tuple[str, ...]) -> Compiler:
     """Ask ``command`` what it is; CompileError where it does not answer like a C compiler."""
     try:
         code, output = _run([*command, "--version"], cwd=None, timeout=60.0)
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"cannot run the C compiler {shlex.join(command)!r}: {error}.\n{INSTALL_HINT}") from error
     if code != 0 or not output.strip():
         raise CompileError(
@@ -306,6 +307,8 @@ def _run(command: Sequence[str], *, cwd: Path | None, timeout: float) -> tuple[i
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended, or not have its own group yet
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             raise
     return process.returncode, output.decode("utf-8", errors="replace")

@@ -103,3 +103,13 @@ def test_a_tensor_is_no_array_and_no_data() -> None:
                 keep(x)
         joined: Any = np.ones(3, np.float32) + x
         assert isinstance(joined, st.Tensor)
+
+
+def test_an_interrupt_stays_an_interrupt_when_the_compiler_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def communicate(process: subprocess.Popen[bytes], *_: Any, **__: Any) -> Any:
+        process.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        identify((sys.executable, "-E"))
