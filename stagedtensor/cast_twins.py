@@ -67,6 +67,8 @@ def _twins(master: Node) -> Iterator[Tensor]:
 
 def twin_of(p: Tensor) -> Tensor | None:
     """Return the twin of a parameter (the first made, if it has several formats), or None."""
+    if not isinstance(p, Tensor):
+        raise TypeError(f"twin_of takes a parameter, not {type(p).__name__} ({user_source().quoted()})")
     return next(_twins(p.node), None)
 
 
