@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quick", action="store_true", help="a few epochs only")
     args = parser.parse_args()
-    epochs = min(args.epochs, 4) if args.quick else args.epochs
+    epochs = min(args.epochs, 6) if args.quick else args.epochs
     legs = args.leg or ("f32", "bf16", "f16")
     print(f"result: worst_accuracy {min(train(leg, epochs, args.lr, args.seed, args.device) for leg in legs):.4f}")
 
