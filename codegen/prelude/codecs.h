@@ -5,6 +5,20 @@ ST_FN uint32_t st_pick_u32(uint32_t test, uint32_t a, uint32_t b) {
     uint32_t mask = 0u - test;
     return (a & mask) | (b & ~mask);
 }
+//! st_f64_to_f32
+/* Rounded once, to nearest, ties to even. gcc 12 drops this rounding where straight-line code that it vectorises widens the
+   result again at once; the empty statement keeps it. */
+ST_FN float st_f64_to_f32(double x) {
+    float rounded = (float)x;
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC_RTC__)
+#if defined(__x86_64__)
+    __asm__("" : "+x"(rounded));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(rounded));
+#endif
+#endif
+    return rounded;
+}
 //! st_f16_to_f32 | needs st_bits_f32 st_from_bits_f32 st_pick_u32
 /* Exact. Integer work only, so that no flush mode can touch f16 subnormals: those are rebuilt as (2^-14 + x) - 2^-14,
    where both numbers are normal floats. Infinities and NaN get the rest of the exponent range. */

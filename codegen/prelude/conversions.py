@@ -45,7 +45,7 @@ def round_trip(through: Prec) -> str | None:
 def _is_plain_cast(source: Prec, target: Prec) -> bool:
     if source is target:
         return True
-    if target is bool_:
+    if target is bool_ or (source is f64 and target is f32):
         return False
     whole_source = source.is_integer or source is bool_
     return ((whole_source or source in _WIDE_FLOATS) and target in _WIDE_FLOATS) or (whole_source and target.is_integer)
