@@ -90,13 +90,13 @@ class _Plain:
 def signature_of(value: object) -> str:
     """Return the parameters without annotations, as one would read them out; none for what users never call."""
     if isinstance(value, st.Block):
-        value = value.__wrapped__
+        value = inspect.unwrap(value)
     if not callable(value) or (
         isinstance(value, type) and (value.__name__ in RETURNED or issubclass(value, enum.Enum))
     ):
         return ""
     # a data class may check its fields in __new__, whose own parameters say nothing
-    described = value.__init__ if dataclasses.is_dataclass(value) else value
+    described = type.__getattribute__(value, "__init__") if dataclasses.is_dataclass(value) else value
     parameters = [item for name, item in inspect.signature(described).parameters.items() if name != "self"]
     plain = [
         parameter.replace(
