@@ -104,7 +104,7 @@ class Builder:
             parts = st.narrow(x, 0, 6), st.narrow(x * 2.0, 6, COLUMNS)
             return st.concat(parts, axis=("output", 1))
         if full:
-            return st.reshape(st.reshape(x, output=[COLUMNS * ROWS]) + 0.5, output=[ROWS, COLUMNS])
+            return st.reshape(st.reshape(x, output=[COLUMNS * ROWS]) + 1, output=[ROWS, COLUMNS])
         return -x
 
     def reduction(self) -> st.Tensor:
