@@ -49,7 +49,7 @@ def is_deep(expr: ir.Expr, limit: int = MAX_DEPTH) -> bool:
     return True
 
 
-def domain(iterators: Iterable[ir.Iterator_]) -> int:
+def domain(iterators: Iterable[ir.BlockIterator]) -> int:
     """Return the number of points, dynamic extents at their maximum."""
     count = 1
     for iterator in iterators:

@@ -18,10 +18,10 @@ from stagedtensor.codegen.interpret_expr import Compiler, Evaluate, Frame, Mask,
 from stagedtensor.codegen.interpret_ops import Array
 from stagedtensor.codegen.loop_ir import (
     Block,
+    BlockIterator,
     Buffer,
     Const,
     Expr,
-    Iterator_,
     Let,
     Load,
     Store,
@@ -249,7 +249,7 @@ def _lift(expr: Expr, carried: set[Symbol], slots: dict[Expr, Symbol]) -> Expr:
     return with_children(expr, tuple(_lift(part, carried, slots) for part in children(expr)))
 
 
-def _bind_grid(frame: Frame, iterators: tuple[Iterator_, ...], grid: tuple[int, ...], *, lead: int) -> None:
+def _bind_grid(frame: Frame, iterators: tuple[BlockIterator, ...], grid: tuple[int, ...], *, lead: int) -> None:
     """Bind data iterators to arrays that span ``grid``, each along its axis, with ``lead`` axes of extent 1 before."""
     for axis, (item, extent) in enumerate(zip(iterators, grid, strict=True)):
         shape = (1,) * (lead + axis) + (extent,) + (1,) * (len(grid) - axis - 1)

@@ -233,7 +233,7 @@ IteratorKind: TypeAlias = Literal["data", "reduce"]
 
 
 @dataclass(frozen=True)
-class Iterator_:
+class BlockIterator:
     """An i64 symbol running over ``0 .. extent-1``; ``extent`` may be symbolic, ``bound`` is its static maximum."""
 
     symbol: Symbol
@@ -324,7 +324,7 @@ class Block:
     """
 
     name: str
-    iterators: tuple[Iterator_, ...]
+    iterators: tuple[BlockIterator, ...]
     stores: tuple[Store, ...]
     accumulators: tuple[Accumulator, ...] = ()
     lets: tuple[Let, ...] = ()
@@ -335,12 +335,12 @@ class Block:
     composite: str = ""
 
     @property
-    def data(self) -> tuple[Iterator_, ...]:
+    def data(self) -> tuple[BlockIterator, ...]:
         """The data iterators."""
         return tuple(item for item in self.iterators if item.kind == "data")
 
     @property
-    def reduce(self) -> tuple[Iterator_, ...]:
+    def reduce(self) -> tuple[BlockIterator, ...]:
         """The reduce iterators."""
         return tuple(item for item in self.iterators if item.kind == "reduce")
 
@@ -349,7 +349,7 @@ class Block:
 class For:
     """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial states."""
 
-    iterator: Iterator_
+    iterator: BlockIterator
     body: tuple[Stmt, ...]
     kind: LoopKind = "serial"
 
@@ -382,7 +382,7 @@ class Scan:
     ``reverse`` runs the iterator from its last value to 0. The carried symbols are in scope in the updates and the body.
     """
 
-    iterator: Iterator_
+    iterator: BlockIterator
     carried: tuple[Accumulator, ...]
     body: tuple[Stmt, ...]
     reverse: bool = False

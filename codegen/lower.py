@@ -119,7 +119,7 @@ class _StatementLowering:
     numerics: Numerics
     backend: str
     exprs: ExprLowering = field(init=False)
-    iterators: dict[ProjectedIterator, ir.Iterator_] = field(init=False)
+    iterators: dict[ProjectedIterator, ir.BlockIterator] = field(init=False)
 
     def __post_init__(self) -> None:
         self.statement = self.projected.statement
@@ -135,7 +135,7 @@ class _StatementLowering:
             self.backend,
         )
         self.iterators = {
-            item: ir.Iterator_(
+            item: ir.BlockIterator(
                 symbols[item],
                 self.scalars.extent(item.extent),
                 item.extent if isinstance(item.extent, int) else item.extent.max,
@@ -347,7 +347,7 @@ class _StatementLowering:
     def _whole(self, target: ir.Buffer, source: ir.Buffer | None, op: str, name: str) -> ir.Block:
         """Fill all of ``target`` with the neutral element of ``op`` or with the converted cells of ``source``."""
         iterators = tuple(
-            ir.Iterator_(ir.Symbol(f"c{axis}", i64), ir.index(size), size) for axis, size in enumerate(target.shape)
+            ir.BlockIterator(ir.Symbol(f"c{axis}", i64), ir.index(size), size) for axis, size in enumerate(target.shape)
         )
         cell = tuple(ir.Var(item.symbol) for item in iterators)
         value = _neutral(op, target.type) if source is None else stored(ir.Load(source, cell), target)
@@ -356,11 +356,11 @@ class _StatementLowering:
         )
 
     # -- iterators ------------------------------------------------------------------------------------------------
-    def _as_data(self) -> tuple[ir.Iterator_, ...]:
+    def _as_data(self) -> tuple[ir.BlockIterator, ...]:
         """All iterators as data: for sets, whose reduce iterators have extent 1."""
-        return tuple(ir.Iterator_(item.symbol, item.extent, item.bound) for item in self.iterators.values())
+        return tuple(ir.BlockIterator(item.symbol, item.extent, item.bound) for item in self.iterators.values())
 
-    def _scatter_order(self) -> tuple[ir.Iterator_, ...]:
+    def _scatter_order(self) -> tuple[ir.BlockIterator, ...]:
         """Iterators that own an axis of the target are data, outermost; the points of one cell follow in order."""
         uses: dict[ProjectedIterator, int] = {}
         owned: set[ProjectedIterator] = set()
@@ -369,17 +369,17 @@ class _StatementLowering:
                 uses[item] = uses.get(item, 0) + 1
             if isinstance(index, IndexIter):
                 owned.add(index.iterator)
-        ordered: dict[str, list[ir.Iterator_]] = {"data": [], "reduce": []}
+        ordered: dict[str, list[ir.BlockIterator]] = {"data": [], "reduce": []}
         for item, iterator in self.iterators.items():
             kind: ir.IteratorKind = "data" if item in owned and uses[item] == 1 else "reduce"
-            ordered[kind].append(ir.Iterator_(iterator.symbol, iterator.extent, iterator.bound, kind))
+            ordered[kind].append(ir.BlockIterator(iterator.symbol, iterator.extent, iterator.bound, kind))
         return (*ordered["data"], *ordered["reduce"])
 
     def _block(
         self,
         stores: tuple[ir.Store, ...],
         accumulators: tuple[ir.Accumulator, ...] = (),
-        iterators: tuple[ir.Iterator_, ...] | None = None,
+        iterators: tuple[ir.BlockIterator, ...] | None = None,
         scatter: bool = False,
     ) -> ir.Block:
         composite = self.statement.target.node.composite

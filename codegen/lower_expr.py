@@ -176,7 +176,7 @@ class ExprLowering:
     def lower(self, expr: tree.Expr, prec: Prec) -> ir.Expr:
         """Lower a tree to a value of compute type ``prec``."""
         match expr:
-            case tree.Literal_(value):
+            case tree.NumberLiteral(value):
                 return constant(value, prec)
             case tree.FiniteLimit(highest, node):
                 held = self.program.prec(node or self.projected.statement.target.node)
@@ -239,7 +239,7 @@ class ExprLowering:
             case tree.Access():
                 value = self.stored(expr)
                 return cast(value, f32) if value.type.is_narrow else value
-            case tree.Literal_(value):
+            case tree.NumberLiteral(value):
                 return constant(value, i64 if isinstance(value, int) else f64)
             case tree.Apply(op) if OPS[op].op_class == "comparison":
                 return self._comparison(expr, f32)
@@ -294,4 +294,4 @@ class ExprLowering:
 
 def _is_integer(expr: tree.Expr, bits: int) -> bool:
     """Whether a tree is a whole number of at most ``bits`` bits and a sign."""
-    return isinstance(expr, tree.Literal_) and not isinstance(expr.value, float) and abs(expr.value) < 1 << bits
+    return isinstance(expr, tree.NumberLiteral) and not isinstance(expr.value, float) and abs(expr.value) < 1 << bits

@@ -26,6 +26,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Cast,
@@ -37,7 +38,6 @@ from stagedtensor.codegen.loop_ir import (
     Fma,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     Module,
@@ -237,7 +237,7 @@ class Printer:
         for item in accumulators:
             yield f"{_INDENT}{_INDENT}{self.name(item.symbol)} <- {self.expr(item.update)}"
 
-    def _iterator(self, item: Iterator_) -> str:
+    def _iterator(self, item: BlockIterator) -> str:
         text = f"{self.name(item.symbol)} < {self.expr(item.extent)}"
         return text if isinstance(item.extent, Const) else f"{text} (<= {item.bound})"
 

@@ -23,6 +23,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Comment,
@@ -30,7 +31,6 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     Proc,
@@ -85,7 +85,7 @@ class Rewriter:
         """Rewrite the statements of a body in order."""
         return tuple(new for stmt in body for new in self.stmt(stmt))
 
-    def iterator(self, iterator: Iterator_) -> Iterator_:
+    def iterator(self, iterator: BlockIterator) -> BlockIterator:
         """Rewrite an iterator's symbol and extent."""
         return replace(iterator, symbol=self.symbol(iterator.symbol), extent=self.expr(iterator.extent))
 

@@ -14,6 +14,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Comment,
@@ -22,7 +23,6 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     Module,
@@ -116,7 +116,7 @@ def check_buffer(buffer: Buffer) -> None:
             fail("buffer-shape", f"layout step {step} does not fit {buffer} of shape {buffer.shape}")
 
 
-def check_iterator(item: Iterator_, scope: Scope) -> None:
+def check_iterator(item: BlockIterator, scope: Scope) -> None:
     """Rules iterator-type and iterator-bound."""
     if item.symbol.type is not i64 or item.extent.type is not i64:
         fail("iterator-type", f"{item.symbol} has type {item.symbol.type} and an extent of type {item.extent.type}")
@@ -210,7 +210,7 @@ class _Checker:
 
     # -- statements
 
-    def iterate(self, item: Iterator_, scope: Scope) -> None:
+    def iterate(self, item: BlockIterator, scope: Scope) -> None:
         """Check an iterator and bring it into scope."""
         check_iterator(item, scope)
         self.bind(item.symbol)

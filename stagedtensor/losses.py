@@ -14,7 +14,7 @@ from .functions.pointwise import clamp, log, relu, softplus, where
 from .functions.reductions import divided_by_count, reduce_tree
 from .source import user_source
 from .specs import Spec
-from .statements import Access, Apply, DimValue, Expr, IterValue, Literal_, Slot
+from .statements import Access, Apply, DimValue, Expr, IterValue, NumberLiteral, Slot
 from .tensor import Tensor, TensorLike, apply_op, lift, no_gradient
 
 Reduction = Literal["mean", "sum", "none"]
@@ -76,7 +76,7 @@ def _cross_entropy(
             "where",
             (valid, cells),
             Spec((axes.kept, axes.kept), axes.kept),
-            lambda v, a: Apply("where", (v, a, Literal_(0.0))),
+            lambda v, a: Apply("where", (v, a, NumberLiteral(0.0))),
             slots=(Slot.PREDICATE, Slot.DATA),
         )
     if reduction == "none":
@@ -93,7 +93,7 @@ def _cross_entropy(
         "divide_by_count",
         (summed, count),
         Spec((every.kept, every.kept), every.kept),
-        lambda s, n: Apply("div", (s, Apply("maximum", (n, Literal_(1.0))))),
+        lambda s, n: Apply("div", (s, Apply("maximum", (n, NumberLiteral(1.0))))),
     )
 
 
@@ -107,9 +107,9 @@ def _picked(x: Tensor, labels: Tensor, top: Tensor, axes: Axes) -> Tensor:
     (name,) = axes.names
 
     def tree(a: Access, label: Access, m: Access) -> Expr:
-        last = Apply("sub", (DimValue((name,)), Literal_(1)))
-        clamped = Apply("maximum", (Apply("minimum", (label, last)), Literal_(0)))
-        return Apply("where", (Apply("eq", (IterValue(name), clamped)), _below_top(a, m), Literal_(0.0)))
+        last = Apply("sub", (DimValue((name,)), NumberLiteral(1)))
+        clamped = Apply("maximum", (Apply("minimum", (label, last)), NumberLiteral(0)))
+        return Apply("where", (Apply("eq", (IterValue(name), clamped)), _below_top(a, m), NumberLiteral(0.0)))
 
     return apply_op(
         "pick_label",
@@ -127,7 +127,7 @@ def _expected(x: Tensor, labels: Tensor, row: tuple[Tensor, Tensor], axes: Axes)
 
     def tree(a: Access, p: Access, m: Access, s: Access) -> Expr:
         cost = Apply("mul", (p, Apply("sub", (s, _below_top(a, m)))))
-        return Apply("where", (Apply("eq", (p, Literal_(0.0))), Literal_(0.0), cost))
+        return Apply("where", (Apply("eq", (p, NumberLiteral(0.0))), NumberLiteral(0.0), cost))
 
     return reduce_tree("expected", (x, labels, *row), axes, (axes.full, axes.full, axes.kept, axes.kept), tree)
 
@@ -144,11 +144,11 @@ def _valid(labels: Tensor, mask: Tensor | None, ignore_index: int | None, axes: 
     def tree(*reads: Access) -> Expr:
         tests: list[Expr] = []
         if ignore_index is not None:
-            tests.append(Apply("ne", (reads[0], Literal_(ignore_index))))
+            tests.append(Apply("ne", (reads[0], NumberLiteral(ignore_index))))
         if mask is not None:
             tests.append(reads[-1])
         test = tests[0] if len(tests) == 1 else Apply("and", tuple(tests))
-        return Apply("where", (test, Literal_(1.0), Literal_(0.0)))
+        return Apply("where", (test, NumberLiteral(1.0), NumberLiteral(0.0)))
 
     return apply_op("valid", operands, Spec(tuple(specs), axes.kept), tree, slots=slots, rule=None)
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 from .node import Node, Role
 from .op_table import OPS
-from .specs import Affine, Any_, AxisTerm, Concat, Name, ShapeSpec, Sliced
+from .specs import Affine, Anonymous, AxisTerm, Concat, Name, ShapeSpec, Sliced
 from .statements import Composite, Operand, OpRecord, Slot
 
 TOP_DOWN_ROLES = frozenset({Role.PLACEHOLDER, Role.LITERAL, Role.PARAM, Role.SAMPLER})
@@ -218,7 +218,7 @@ def _names(term: AxisTerm) -> Iterator[str]:
         yield term.kernel
     elif isinstance(term, Concat):
         yield from (part.name for part in term.parts if isinstance(part, Name))
-    elif isinstance(term, Any_):
+    elif isinstance(term, Anonymous):
         yield f"_{term.key}"
 
 

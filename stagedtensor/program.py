@@ -26,7 +26,7 @@ from .shapes.solution import ShapeSolution
 from .shapes.solver import solve_shapes
 from .source import user_source
 from .statement_text import distinct_names, statement_text
-from .statements import Access, Apply, Expr, Literal_, Stage, Statement
+from .statements import Access, Apply, Expr, NumberLiteral, Stage, Statement
 
 Path: TypeAlias = tuple[str, ...]
 """The labels of the named parts around a statement, outermost first."""
@@ -112,7 +112,7 @@ def _expr_key(expr: Expr) -> Any:
     match expr:
         case Apply(op, args):
             return (op, *map(_expr_key, args))
-        case Literal_(value):
+        case NumberLiteral(value):
             return ("literal", type(value).__name__, repr(value))
         case _:
             return expr

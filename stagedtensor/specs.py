@@ -32,7 +32,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Any_:
+class Anonymous:
     """``_``: in an operand, an axis that is summed away under an anonymous name; in a result, an axis of size 1."""
 
     key: int
@@ -89,7 +89,7 @@ class Gathered:
     operand: int
 
 
-AxisTerm: TypeAlias = Name | Position | Any_ | StaticIndex | Sliced | Affine | Concat | Gathered
+AxisTerm: TypeAlias = Name | Position | Anonymous | StaticIndex | Sliced | Affine | Concat | Gathered
 
 
 @dataclass(frozen=True)

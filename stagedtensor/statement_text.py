@@ -15,7 +15,7 @@ from .specs import (
     ALL_ROWS,
     CONTRACTION,
     Affine,
-    Any_,
+    Anonymous,
     AxisTerm,
     Concat,
     Gathered,
@@ -34,7 +34,7 @@ from .statements import (
     FiniteLimit,
     IterValue,
     LinearIndex,
-    Literal_,
+    NumberLiteral,
     Statement,
     WriteOp,
     accesses,
@@ -66,7 +66,7 @@ def term_text(term: AxisTerm) -> str:
             return name
         case Position(position):
             return str(position)
-        case Any_():
+        case Anonymous():
             return "_"
         case Affine(stride, over, dilation, kernel, padded):
             first = f"{stride}*{over}" if stride != 1 else over
@@ -136,7 +136,7 @@ def expr_text(expr: Expr, level: int = 0, name: NameOf = _label) -> str:
     match expr:
         case Access(node):
             return name(node)
-        case Literal_(value):
+        case NumberLiteral(value):
             return f"({value})" if level > 1 and not value >= 0 else str(value)
         case DimValue(names):
             return f"size({', '.join(names)})" if names else "1"

@@ -48,7 +48,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Literal_:
+class NumberLiteral:
     """A Python number, evaluated at the statement's compute precision. Not range-guarded (a literal *node* is)."""
 
     value: float | int | bool
@@ -94,7 +94,7 @@ class Apply:
     args: tuple[Expr, ...]
 
 
-Expr: TypeAlias = Access | Literal_ | DimValue | IterValue | LinearIndex | FiniteLimit | Apply
+Expr: TypeAlias = Access | NumberLiteral | DimValue | IterValue | LinearIndex | FiniteLimit | Apply
 
 
 def walk(expr: Expr) -> Iterator[Expr]:

@@ -18,7 +18,7 @@ from .node import Node, Placement, Role, Specified
 from .precision import Prec, f32, i32, precision
 from .source import user_source
 from .specs import ALL_ROWS, Spec
-from .statements import Apply, LinearIndex, Literal_
+from .statements import Apply, LinearIndex, NumberLiteral
 from .tensor import Tensor, _parameter_hook, add_gradient, adopt, apply_op, encoded_constant, new_node
 
 Rows = Sequence[Any] | int | None
@@ -327,10 +327,10 @@ def _sampler(init: Initializer, name: str | None, seed: int, rows: dict[str, Row
         lambda: Apply(
             "add",
             (
-                Literal_(low),
+                NumberLiteral(low),
                 Apply(
                     "mul",
-                    (Literal_(spread), Apply(draw, (Literal_(key0), Literal_(key1), LinearIndex(ALL_ROWS)))),
+                    (NumberLiteral(spread), Apply(draw, (NumberLiteral(key0), NumberLiteral(key1), LinearIndex(ALL_ROWS)))),
                 ),
             ),
         ),

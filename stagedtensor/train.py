@@ -22,7 +22,7 @@ from .precision_requests import specify_node
 from .program import Comp, comment, forward, forward_of, sequence
 from .source import user_source
 from .specs import ALL_ROWS, ShapeSpec, Spec
-from .statements import Access, Apply, Expr, Literal_, Scope, Stage, Statement, WriteOp
+from .statements import Access, Apply, Expr, NumberLiteral, Scope, Stage, Statement, WriteOp
 from .tensor import Tensor, apply_op, lift, no_gradient, tensor_of
 from .terminals import cell, cell_like, host_scalar
 
@@ -186,11 +186,11 @@ def widen_loss(root: Tensor) -> None:
 
 def _seed(root: Tensor, scale: Tensor | None, count: int | None) -> Statement:
     gradient = gradient_of(root, "grad_update")
-    value: Expr = Literal_(1.0) if scale is None else Access(scale.node, CELL_ROWS)
+    value: Expr = NumberLiteral(1.0) if scale is None else Access(scale.node, CELL_ROWS)
     if count is not None and scale is None:
-        value = Literal_(1.0 / count)
+        value = NumberLiteral(1.0 / count)
     elif count is not None:
-        value = Apply("div", (value, Literal_(float(count))))
+        value = Apply("div", (value, NumberLiteral(float(count))))
     text = "1" if scale is None else scale.label
     text += f" / {count}" if count is not None else ""
     if scale is None:

@@ -112,7 +112,7 @@ def _belongs_to_a_sweep(first: Item, second: Item, readers: Readers) -> bool:
     )
 
 
-def _same_extents(left: tuple[ir.Iterator_, ...], right: tuple[ir.Iterator_, ...]) -> bool:
+def _same_extents(left: tuple[ir.BlockIterator, ...], right: tuple[ir.BlockIterator, ...]) -> bool:
     return len(left) == len(right) and all(
         a.extent == b.extent and a.bound == b.bound and a.kind == b.kind for a, b in zip(left, right, strict=True)
     )
@@ -127,7 +127,7 @@ def _shares_cells(first: Item, second: Item) -> bool:
     )
 
 
-def _renamed(block: ir.Block, iterators: tuple[ir.Iterator_, ...], to: tuple[ir.Iterator_, ...]) -> ir.Block:
+def _renamed(block: ir.Block, iterators: tuple[ir.BlockIterator, ...], to: tuple[ir.BlockIterator, ...]) -> ir.Block:
     """Copy ``block`` with fresh symbols, running over the iterators ``to`` in place of ``iterators``."""
     copied = fresh_copy(replace(block, iterators=()))
     renaming = {item.symbol: ir.Var(given.symbol) for item, given in zip(iterators, to, strict=True)}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.node import Node
 from stagedtensor.shapes.index import Projected
-from stagedtensor.statements import Literal_, Statement
+from stagedtensor.statements import NumberLiteral, Statement
 
 
 def normalise_zeroing(program: SolvedProgram) -> SolvedProgram:
@@ -46,7 +46,7 @@ def normalise_zeroing(program: SolvedProgram) -> SolvedProgram:
 
 def _is_zero_fill(program: SolvedProgram, statement: Statement) -> bool:
     expr = statement.expr
-    if statement.op is not None or not isinstance(expr, Literal_) or expr.value != 0:
+    if statement.op is not None or not isinstance(expr, NumberLiteral) or expr.value != 0:
         return False
     return _covers(program.projected(statement))
 

@@ -13,11 +13,11 @@ from stagedtensor.codegen.effects import is_deep
 from stagedtensor.codegen.loop_ir import (
     Apply,
     Block,
+    BlockIterator,
     Cost,
     Expr,
     Fma,
     For,
-    Iterator_,
     Let,
     Load,
     Stmt,
@@ -48,7 +48,7 @@ def flops_per_point(*exprs: Expr) -> int:
     return count
 
 
-def points(iterators: tuple[Iterator_, ...]) -> int:
+def points(iterators: tuple[BlockIterator, ...]) -> int:
     """Return how many points the iterators walk at most."""
     total = 1
     for item in iterators:
@@ -115,7 +115,7 @@ def _operands(update: Expr, accumulator: Symbol) -> tuple[Expr, Expr] | None:
     return None
 
 
-def depends(expr: Expr, iterator: Iterator_) -> bool:
+def depends(expr: Expr, iterator: BlockIterator) -> bool:
     """Tell whether ``expr`` reads the iterator."""
     return iterator.symbol in symbols_of(expr)
 

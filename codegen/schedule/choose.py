@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant, flat_index
-from stagedtensor.codegen.loop_ir import Block, Buffer, Cost, Expr, Iterator_, Load, Stmt, children, with_children
+from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Cost, Expr, Load, Stmt, children, with_children
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.codegen.schedule.analysis import (
     Contraction,
@@ -93,8 +93,8 @@ def _has_parallel(body: tuple[Stmt, ...]) -> bool:
 class _Roles:
     """The parts of a contraction: vector iterator with its operand, row iterator with its own."""
 
-    vector: Iterator_
-    row: Iterator_ | None
+    vector: BlockIterator
+    row: BlockIterator | None
     column_operand: Expr
     row_operand: Expr
 
@@ -118,20 +118,20 @@ def _roles(found: Contraction) -> _Roles | None:
     return _Roles(vector, _row(free or candidates, row_operand), column_operand, row_operand)
 
 
-def _row(candidates: list[Iterator_], operand: Expr) -> Iterator_ | None:
+def _row(candidates: list[BlockIterator], operand: Expr) -> BlockIterator | None:
     """The longest, but of those long enough for a tile the one whose steps through the operand are shortest."""
     longest = max(candidates, key=lambda item: item.bound, default=None)
     if longest is None or longest.bound < _ROWS_OF_A_TILE:
         return longest
 
-    def step(item: Iterator_) -> int:
+    def step(item: BlockIterator) -> int:
         steps = [stride(load, item.symbol) for load in loads_in(operand)]
         return max((_FAR if step is None else abs(step) for step in steps), default=0)
 
     return min((item for item in candidates if item.bound >= _ROWS_OF_A_TILE), key=step)
 
 
-def _unit_iterator(block: Block) -> Iterator_ | None:
+def _unit_iterator(block: Block) -> BlockIterator | None:
     """The data iterator along which results are adjacent in memory."""
     for item in reversed(block.data):
         steps = [flat_index(store.buffer, store.indices).coefficient(item.symbol) for store in block.stores]
@@ -140,7 +140,7 @@ def _unit_iterator(block: Block) -> Iterator_ | None:
     return None
 
 
-def _unit_strides(expr: Expr, iterator: Iterator_) -> bool:
+def _unit_strides(expr: Expr, iterator: BlockIterator) -> bool:
     return all(stride(load, iterator.symbol) in (0, 1) for load in loads_in(expr))
 
 
@@ -235,7 +235,7 @@ def _widened(operand: Expr, copies: WideCopies, machine: Machine) -> tuple[Load,
     return wide, [_nest(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
 
 
-def _packed(block: Block, operand: Expr, tiled: Iterator_, size: int) -> Packed | None:
+def _packed(block: Block, operand: Expr, tiled: BlockIterator, size: int) -> Packed | None:
     axes = panel_axes(block, operand, tiled)
     if axes is None or not loads_in(operand):
         return None
@@ -255,7 +255,7 @@ def _pack_nest(packed: Packed, machine: Machine) -> Nest:
     return _nest(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
 
 
-def _pays_to_pack_rows(block: Block, roles: _Roles, row: Iterator_, shape: TileShape, width: int) -> bool:
+def _pays_to_pack_rows(block: Block, roles: _Roles, row: BlockIterator, shape: TileShape, width: int) -> bool:
     """Rows are read by broadcast, so only a far stride along k, or work per value repeated by panels, is worth a copy."""
     if width <= shape.columns or row.bound < 2 * shape.rows or points(block.reduce) < 64:
         return False

@@ -23,13 +23,13 @@ from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
     Block,
+    BlockIterator,
     Buffer,
     Cast,
     Const,
     Expr,
     Fma,
     If,
-    Iterator_,
     Let,
     Load,
     LoopKind,
@@ -95,7 +95,7 @@ class _Axis:
         return minimum(position, subtract(self.extent, 1))
 
 
-def _axis(iterator: Iterator_, size: int, hint: str, padded: bool) -> _Axis:
+def _axis(iterator: BlockIterator, size: int, hint: str, padded: bool) -> _Axis:
     extent = constant(iterator.extent)
     tile = index_symbol(hint)
     most = -(-iterator.bound // size)
@@ -107,7 +107,7 @@ def _axis(iterator: Iterator_, size: int, hint: str, padded: bool) -> _Axis:
 
 
 def columns(
-    block: Block, vector: Iterator_, row: Iterator_ | None, shape: TileShape, *, parallel: bool
+    block: Block, vector: BlockIterator, row: BlockIterator | None, shape: TileShape, *, parallel: bool
 ) -> tuple[tuple[Stmt, ...], str]:
     """Return the tiled nest of ``block`` and a few words on it."""
     column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
@@ -121,12 +121,12 @@ def columns(
     return _outer(block, tile, body, parallel), _describe(block, shape, row)
 
 
-def _describe(block: Block, shape: TileShape, row: Iterator_ | None) -> str:
+def _describe(block: Block, shape: TileShape, row: BlockIterator | None) -> str:
     size = f"{shape.rows}x{shape.columns}" if row is not None else f"{shape.columns}"
     return f"register tile {size}, reduction in order"
 
 
-def _tile_hint(iterator: Iterator_) -> str:
+def _tile_hint(iterator: BlockIterator) -> str:
     plain = iterator.symbol.hint.removeprefix("i_").removeprefix("i")
     return f"i_{plain}_tile" if plain else "i_tile"
 
@@ -162,8 +162,8 @@ def _starts(row: _Axis | None, column: _Axis) -> _Starts:
 @dataclass(frozen=True)
 class _Tile:
     block: Block
-    vector: Iterator_
-    row: Iterator_ | None
+    vector: BlockIterator
+    row: BlockIterator | None
     column_axis: _Axis
     row_axis: _Axis | None
     states: Mapping[Symbol, Buffer]
@@ -319,7 +319,7 @@ def conjunction(parts: Sequence[Expr]) -> Expr | None:
 
 def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
     """The loops around one tile. Columns outside rows: a panel of columns stays in cache while rows pass by."""
-    tiles: list[Iterator_] = []
+    tiles: list[BlockIterator] = []
     if tile.column_axis.most > 1:
         tiles.append(_tile_iterator(tile.column_axis))
     if tile.row_axis is not None and (tile.row_axis.most > 1 or constant(tile.row_axis.count) is None):
@@ -335,5 +335,5 @@ def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> t
     return nest(order, body, kinds)
 
 
-def _tile_iterator(axis: _Axis) -> Iterator_:
-    return Iterator_(axis.tile, axis.count, axis.most)
+def _tile_iterator(axis: _Axis) -> BlockIterator:
+    return BlockIterator(axis.tile, axis.count, axis.most)

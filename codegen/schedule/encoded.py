@@ -22,11 +22,11 @@ from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
     Block,
+    BlockIterator,
     Buffer,
     Cast,
     Const,
     Expr,
-    Iterator_,
     Let,
     Load,
     Stmt,
@@ -77,7 +77,7 @@ class Segment:
 class _Cut:
     """A weight read along ``along``, which is ``step * block + position``."""
 
-    along: Iterator_
+    along: BlockIterator
     step: int
     block: Symbol
     segments: tuple[Segment, ...]
@@ -133,7 +133,7 @@ def encoded_elementwise(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ..
         cell = tuple(substitute(place, where) for place in store.indices)
         lets, decoded = _lifted(part)
         steps += [*lets, loop(part.lane, part.length, (replace(store, indices=cell, value=decoded),), "lane")]
-    blocks = Iterator_(cut.block, index(along.bound // step), along.bound // step)
+    blocks = BlockIterator(cut.block, index(along.bound // step), along.bound // step)
     others = [item for item in block.data if item is not along]
     return _data_nest((*others, blocks), steps, parallel), f"decodes blocks in {len(cut.segments)} segments"
 
@@ -141,7 +141,7 @@ def encoded_elementwise(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ..
 # -- segments -----------------------------------------------------------------------------------------------------
 
 
-def _cut(block: Block, weight: Expr, along: Iterator_, step: int) -> _Cut | None:
+def _cut(block: Block, weight: Expr, along: BlockIterator, step: int) -> _Cut | None:
     if not depends(weight, along):
         return None
     number = index_symbol(f"{along.symbol.hint}_block")
@@ -153,7 +153,7 @@ def _cut(block: Block, weight: Expr, along: Iterator_, step: int) -> _Cut | None
 
 def _segments(
     weight: Expr,
-    along: Iterator_,
+    along: BlockIterator,
     number: Symbol,
     step: int,
     start: int,
@@ -261,7 +261,7 @@ def _fitting(lanes: int, cut: _Cut) -> int:
     return lanes
 
 
-def _data_nest(iterators: Sequence[Iterator_], body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
+def _data_nest(iterators: Sequence[BlockIterator], body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
     ordered = list(iterators)
     if parallel and ordered:
         outer = next((item for item in ordered if item.bound >= 4), max(ordered, key=lambda item: item.bound))
@@ -291,7 +291,7 @@ def _position(cut: _Cut, start: int, lane: Expr) -> Expr:
 
 
 def _tiles(
-    block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer, repeated: Sequence[Iterator_]
+    block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer, repeated: Sequence[BlockIterator]
 ) -> tuple[Stmt, ...]:
     """All rows of the other operand against one decoded row: a few at a time, so that each load of it serves them all."""
     *outer, last = repeated

@@ -21,11 +21,11 @@ from stagedtensor.codegen.loop_ir import (
     Accumulator,
     Apply,
     Block,
+    BlockIterator,
     Buffer,
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     LoopKind,
@@ -54,10 +54,10 @@ def loop(symbol: Symbol, extent: int | Expr, body: Sequence[Stmt], kind: LoopKin
     """Return a loop of ``symbol`` over ``0 .. extent-1``; ``bound`` is the maximum of a symbolic extent."""
     expr = as_index(extent)
     value = constant(expr)
-    return For(Iterator_(symbol, expr, bound if value is None else value), tuple(body), kind)
+    return For(BlockIterator(symbol, expr, bound if value is None else value), tuple(body), kind)
 
 
-def nest(iterators: Iterable[Iterator_], body: Sequence[Stmt], kinds: Mapping[Symbol, LoopKind]) -> tuple[Stmt, ...]:
+def nest(iterators: Iterable[BlockIterator], body: Sequence[Stmt], kinds: Mapping[Symbol, LoopKind]) -> tuple[Stmt, ...]:
     """Return ``body`` inside one loop per iterator, the first outermost."""
     inner = tuple(body)
     for item in reversed(tuple(iterators)):
@@ -164,7 +164,7 @@ def collapse(block: Block) -> Block:
     return current
 
 
-def _merge(block: Block, outer: Iterator_, inner: Iterator_) -> Block | None:
+def _merge(block: Block, outer: BlockIterator, inner: BlockIterator) -> Block | None:
     extent = constant(inner.extent)
     outer_extent = constant(outer.extent)
     if outer.kind != inner.kind or extent is None or outer_extent is None or extent < 1 or outer_extent < 1:
@@ -187,7 +187,7 @@ def _merge(block: Block, outer: Iterator_, inner: Iterator_) -> Block | None:
         outer.symbol: floor_divide(Var(symbol), extent),
         inner.symbol: modulo(Var(symbol), extent),
     }
-    joint = Iterator_(symbol, as_index(total), total, outer.kind)
+    joint = BlockIterator(symbol, as_index(total), total, outer.kind)
     iterators = tuple(joint if item is outer else item for item in block.iterators if item is not inner)
     return replace(rename(block, mapping), iterators=iterators)
 
@@ -211,7 +211,7 @@ def rename(block: Block, mapping: Mapping[Symbol, Expr]) -> Block:
     )
 
 
-def _unused(block: Block, iterator: Iterator_) -> bool:
+def _unused(block: Block, iterator: BlockIterator) -> bool:
     return not any(iterator.symbol in symbols_of(expr) for expr in expressions(block))
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from stagedtensor.codegen.affine import add, as_index, constant, minimum, multiply
 from stagedtensor.codegen.loop_ir import (
     Block,
+    BlockIterator,
     Buffer,
     Expr,
-    Iterator_,
     Layout,
     Load,
     Reorder,
@@ -39,7 +39,7 @@ class Packed:
     operand: Load
 
 
-def panel_axes(block: Block, operand: Expr, tiled: Iterator_) -> tuple[Iterator_, ...] | None:
+def panel_axes(block: Block, operand: Expr, tiled: BlockIterator) -> tuple[BlockIterator, ...] | None:
     """Return the iterators of the panels besides the tiled one: data first, then reduce; None if that has no fixed size."""
     axes = [item for item in block.iterators if item is not tiled and depends(operand, item)]
     if constant(tiled.extent) is None:
@@ -47,7 +47,7 @@ def panel_axes(block: Block, operand: Expr, tiled: Iterator_) -> tuple[Iterator_
     return (*(item for item in axes if item.kind == "data"), *(item for item in axes if item.kind == "reduce"))
 
 
-def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[Iterator_, ...]) -> Packed:
+def pack(block: Block, operand: Expr, tiled: BlockIterator, size: int, axes: tuple[BlockIterator, ...]) -> Packed:
     """Return ``operand`` packed in panels of ``size`` values of ``tiled``.
 
     Logically the scratch is ``[*axes, tiled]``; in memory ``[*data axes, tiled // size, *reduce axes, tiled % size]``.
@@ -69,7 +69,7 @@ def pack(block: Block, operand: Expr, tiled: Iterator_, size: int, axes: tuple[I
     mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh_axes.items()}
     mapping[tiled.symbol] = source
     iterators = [replace(item, symbol=fresh_axes[item.symbol], kind="data") for item in axes]
-    iterators[data:data] = [Iterator_(panel, as_index(panels), panels)]
+    iterators[data:data] = [BlockIterator(panel, as_index(panels), panels)]
     last = axes[-1] if axes else None
     if last is not None and last.kind == "reduce" and size < _NARROW_PANEL and _in_blocks(last):
         # Narrow panels take part of each line: a block of lines stays in the cache while all panels take their parts.
@@ -94,13 +94,13 @@ _NARROW_PANEL = 16
 _LINES = 16
 
 
-def _in_blocks(iterator: Iterator_) -> bool:
+def _in_blocks(iterator: BlockIterator) -> bool:
     extent = constant(iterator.extent)
     return extent is not None and extent >= 4 * _LINES and extent % _LINES == 0
 
 
 def _turned(
-    buffer: Buffer, operand: Expr, tiled: Iterator_, axes: tuple[Iterator_, ...], rows: int
+    buffer: Buffer, operand: Expr, tiled: BlockIterator, axes: tuple[BlockIterator, ...], rows: int
 ) -> Transposing | None:
     """The pack as a transposing copy, where the operand lies along its last reduce axis and not along the tiled one."""
     last = axes[-1] if axes else None
@@ -126,5 +126,5 @@ def _turned(
     return Transposing(buffer, kept, rows, last.bound, cell, value)
 
 
-def _fixed(symbol: Symbol, extent: int) -> Iterator_:
-    return Iterator_(symbol, as_index(extent), extent)
+def _fixed(symbol: Symbol, extent: int) -> BlockIterator:
+    return BlockIterator(symbol, as_index(extent), extent)

@@ -15,12 +15,12 @@ from stagedtensor.codegen.loop_ir import (
     Alloc,
     Assign,
     Block,
+    BlockIterator,
     Buffer,
     Const,
     Declare,
     Expr,
     For,
-    Iterator_,
     Let,
     Load,
     LoopKind,
@@ -130,7 +130,7 @@ def fill(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buffer], l
 
 
 def _step(
-    block: Block, states: Mapping[Symbol, Buffer], inner: Iterator_, lane: Expr, position: Expr
+    block: Block, states: Mapping[Symbol, Buffer], inner: BlockIterator, lane: Expr, position: Expr
 ) -> tuple[Stmt, ...]:
     mapping: dict[Symbol, Expr] = {inner.symbol: position}
     for symbol, buffer in states.items():

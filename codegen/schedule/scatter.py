@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagedtensor.codegen.affine import constant, flat_index
-from stagedtensor.codegen.loop_ir import Block, Iterator_, LoopKind, Stmt, Symbol, Var
+from stagedtensor.codegen.loop_ir import Block, BlockIterator, LoopKind, Stmt, Symbol, Var
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.codegen.schedule.nest import expressions, loads_in, nest, point, stores
 
@@ -21,7 +21,7 @@ def scatter(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
     body = work.wrap(stores(block, work.mapping))
     independent = [item for item in block.iterators if owns_cells(block, item)]
     kinds: dict[Symbol, LoopKind] = {}
-    order: list[Iterator_] = [item for item in block.iterators if item not in independent]
+    order: list[BlockIterator] = [item for item in block.iterators if item not in independent]
     inner = [item for item in independent if _is_unit(block, item)]
     outer = [item for item in independent if item not in inner]
     for item in inner:
@@ -32,12 +32,12 @@ def scatter(block: Block, *, parallel: bool) -> tuple[tuple[Stmt, ...], str]:
         # Each thread walks all points for its own part of the row.
         kinds[inner[0].symbol] = "parallel"
         outer, inner = inner[:1], inner[1:]
-    iterators: Sequence[Iterator_] = [*outer, *order, *inner]
+    iterators: Sequence[BlockIterator] = [*outer, *order, *inner]
     owned = ", ".join(item.symbol.hint for item in independent) or "none"
     return nest(iterators, body, kinds), f"scatter, points in order, independent axes: {owned}"
 
 
-def owns_cells(block: Block, iterator: Iterator_) -> bool:
+def owns_cells(block: Block, iterator: BlockIterator) -> bool:
     """Tell whether different values of the iterator always store to different cells, and read only their own."""
     axes: set[tuple[int, int]] = set()
     for place, store in enumerate(block.stores):
@@ -51,7 +51,7 @@ def owns_cells(block: Block, iterator: Iterator_) -> bool:
     return _reads_own(block, iterator, dict(axes))
 
 
-def _reads_own(block: Block, iterator: Iterator_, axis_of: dict[int, int]) -> bool:
+def _reads_own(block: Block, iterator: BlockIterator, axis_of: dict[int, int]) -> bool:
     """What the block reads of its targets must be at the iterator's own index too."""
     targets = {store.buffer: axis_of[place] for place, store in enumerate(block.stores)}
     for load in loads_in(*expressions(block)):
@@ -64,5 +64,5 @@ def _reads_own(block: Block, iterator: Iterator_, axis_of: dict[int, int]) -> bo
     return True
 
 
-def _is_unit(block: Block, iterator: Iterator_) -> bool:
+def _is_unit(block: Block, iterator: BlockIterator) -> bool:
     return all(flat_index(store.buffer, store.indices).coefficient(iterator.symbol) == 1 for store in block.stores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import add, as_index, constant, multiply
-from stagedtensor.codegen.loop_ir import Accumulator, Block, Buffer, Expr, Iterator_, Load, Store, Symbol, Var
+from stagedtensor.codegen.loop_ir import Accumulator, Block, BlockIterator, Buffer, Expr, Load, Store, Symbol, Var
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.analysis import points
 from stagedtensor.codegen.schedule.machine import Machine
@@ -54,14 +54,14 @@ def split(block: Block, machine: Machine, lanes: int) -> Split | None:
     return _split(block, outer, length, extent // length, extent % length)
 
 
-def _split(block: Block, outer: Iterator_, length: int, parts: int, rest: int) -> Split:
+def _split(block: Block, outer: BlockIterator, length: int, parts: int, rest: int) -> Split:
     states = parts + (rest > 0)
     shape = (states, *(item.bound for item in block.data))
     scratch = {
         item.symbol: Buffer(f"{_label(block)}_{item.symbol.hint}_parts", item.symbol.type, shape)
         for item in block.accumulators
     }
-    part = Iterator_(index_symbol("i_part"), as_index(parts), parts)
+    part = BlockIterator(index_symbol("i_part"), as_index(parts), parts)
     partial = _part(block, outer, scratch, (part,), Var(part.symbol), length, multiply(Var(part.symbol), length))
     left = _part(block, outer, scratch, (), as_index(parts), rest, as_index(parts * length)) if rest else None
     return Split(partial, left, _merge(block, scratch, states), tuple(scratch.values()), states)
@@ -69,15 +69,15 @@ def _split(block: Block, outer: Iterator_, length: int, parts: int, rest: int) -
 
 def _part(
     block: Block,
-    outer: Iterator_,
+    outer: BlockIterator,
     scratch: dict[Symbol, Buffer],
-    leading: tuple[Iterator_, ...],
+    leading: tuple[BlockIterator, ...],
     place: Expr,
     length: int,
     start: Expr,
 ) -> Block:
     """The block over ``length`` steps of ``outer`` from ``start``, storing its states at ``place`` of the scratch."""
-    within = Iterator_(index_symbol(outer.symbol.hint), as_index(length), length, "reduce")
+    within = BlockIterator(index_symbol(outer.symbol.hint), as_index(length), length, "reduce")
     data = {item.symbol: index_symbol(item.symbol.hint) for item in block.data}
     inner = {item.symbol: index_symbol(item.symbol.hint) for item in block.reduce[1:]}
     mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in (*data.items(), *inner.items())}
@@ -122,7 +122,7 @@ def _merge(block: Block, scratch: dict[Symbol, Buffer], parts: int) -> Block:
     merged = combined(block.accumulators, mine, other)
     return replace(
         block,
-        iterators=(*block.data, Iterator_(part, as_index(parts), parts, "reduce")),
+        iterators=(*block.data, BlockIterator(part, as_index(parts), parts, "reduce")),
         # Parts merge in their order: a merged state must not be cut again.
         accumulators=tuple(replace(item, update=merged[item.symbol], combine="") for item in block.accumulators),
         lets=(),

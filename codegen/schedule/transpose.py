@@ -18,7 +18,19 @@ from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import add, as_index, flat_index, multiply, to_expr
 from stagedtensor.codegen.layout import Split
-from stagedtensor.codegen.loop_ir import Alloc, Buffer, Expr, Iterator_, Load, LoopKind, Stmt, Store, Tile, Var, index
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    BlockIterator,
+    Buffer,
+    Expr,
+    Load,
+    LoopKind,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    index,
+)
 from stagedtensor.codegen.schedule.nest import index_symbol, loop, nest
 from stagedtensor.precision import f32
 
@@ -34,7 +46,7 @@ class Transposing:
     """
 
     target: Buffer
-    outer: tuple[Iterator_, ...]
+    outer: tuple[BlockIterator, ...]
     rows: int
     columns: int
     cell: Callable[[Expr, Expr], tuple[Expr, ...]]
@@ -58,7 +70,7 @@ def transposing(copy: Transposing, lanes: int, *, parallel: bool) -> tuple[Stmt,
         body.append(loop(step, steps, _square(copy, lanes, first_row, first_column)))
     if copy.columns % lanes:
         body.append(_rest(copy, lanes, first_row, steps * lanes))
-    strips = Iterator_(strip, as_index(copy.rows // lanes), copy.rows // lanes)
+    strips = BlockIterator(strip, as_index(copy.rows // lanes), copy.rows // lanes)
     order = [*copy.outer, strips]
     kinds: dict[object, LoopKind] = {}
     if parallel:

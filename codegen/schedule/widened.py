@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stagedtensor.codegen.affine import as_index
-from stagedtensor.codegen.loop_ir import Block, Buffer, Cast, Expr, Iterator_, Load, Store, Var
+from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Cast, Expr, Load, Store, Var
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
 from stagedtensor.precision import f32
 
@@ -41,7 +41,7 @@ class WideCopies:
             return Load(known, load.indices), None
         wide = Buffer(f"{load.buffer.name.replace('.', '_')}_wide", f32, load.buffer.shape)
         self.by_buffer[load.buffer] = wide
-        axes = tuple(Iterator_(index_symbol("cell"), as_index(extent), extent) for extent in wide.shape)
+        axes = tuple(BlockIterator(index_symbol("cell"), as_index(extent), extent) for extent in wide.shape)
         cell = tuple(Var(item.symbol) for item in axes)
         return Load(wide, load.indices), Block(
             wide.name, axes, (Store(wide, cell, Cast(Load(load.buffer, cell), f32)),)

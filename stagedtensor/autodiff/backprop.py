@@ -12,7 +12,7 @@ from stagedtensor.errors import GradientError
 from stagedtensor.node import Node, Role, ancestors
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, Spec
-from stagedtensor.statements import Access, Expr, Literal_, Scope, Slot, Stage, Statement
+from stagedtensor.statements import Access, Expr, NumberLiteral, Scope, Slot, Stage, Statement
 from stagedtensor.tensor import Tensor
 
 from .structural import STRUCTURAL
@@ -72,7 +72,7 @@ def zero_statements(nodes: Iterable[Node]) -> list[Statement]:
     made = []
     for node in nodes:
         assert node.gradient is not None
-        made.append(fill(node.gradient, Literal_(0.0), Stage.ZERO, f"{node.gradient.label} =: 0"))
+        made.append(fill(node.gradient, NumberLiteral(0.0), Stage.ZERO, f"{node.gradient.label} =: 0"))
     return made
 
 

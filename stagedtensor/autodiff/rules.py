@@ -17,7 +17,7 @@ import numpy as np
 
 from stagedtensor.node import Role
 from stagedtensor.op_table import OPS
-from stagedtensor.statements import Access, Apply, Expr, Literal_
+from stagedtensor.statements import Access, Apply, Expr, NumberLiteral
 
 Rule = Callable[..., Expr]
 Reads = Literal["nothing", "operands", "result"]
@@ -31,16 +31,16 @@ class Derivative:
     reads: Reads
 
 
-def number(value: float) -> Literal_:
+def number(value: float) -> NumberLiteral:
     """Return a literal."""
-    return Literal_(value)
+    return NumberLiteral(value)
 
 
 def mul(a: Expr, b: Expr) -> Expr:
     """a * b, leaving out factors of 1."""
-    if a == Literal_(1.0):
+    if a == NumberLiteral(1.0):
         return b
-    if b == Literal_(1.0):
+    if b == NumberLiteral(1.0):
         return a
     return Apply("mul", (a, b))
 
@@ -78,7 +78,7 @@ def masked(g: Expr, value: Expr) -> Expr:
 def scaled(g: Expr, factor: Expr) -> Expr:
     """g * factor, masked unless the factor is known to be finite."""
     match factor:
-        case Literal_(value) if math.isfinite(value):
+        case NumberLiteral(value) if math.isfinite(value):
             return mul(g, factor)
         case Access(node) if node.data is not None and node.role in _FIXED and np.isfinite(node.data.astype(np.float64)).all():
             return mul(g, factor)

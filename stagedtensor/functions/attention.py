@@ -11,7 +11,7 @@ from stagedtensor.composite import composite
 from stagedtensor.errors import ShapeError
 from stagedtensor.source import user_source
 from stagedtensor.specs import Name, RowSpec, ShapeSpec, Spec
-from stagedtensor.statements import Apply, DimValue, Expr, IterValue, Literal_
+from stagedtensor.statements import Apply, DimValue, Expr, IterValue, NumberLiteral
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 from stagedtensor.terminals import constant
 
@@ -67,7 +67,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: boo
 def _masked(score: Expr, causal: bool) -> Expr:
     if not causal:
         return score
-    return Apply("where", (Apply("le", (IterValue("key"), IterValue("query"))), score, Literal_(-math.inf)))
+    return Apply("where", (Apply("le", (IterValue("key"), IterValue("query"))), score, NumberLiteral(-math.inf)))
 
 
 def attention(

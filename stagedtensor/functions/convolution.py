@@ -14,7 +14,7 @@ from stagedtensor.composite import composite
 from stagedtensor.errors import ShapeError
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, Affine, AxisTerm, Concat, Name, RowSpec, ShapeSpec, Spec, with_row
-from stagedtensor.statements import Apply, Literal_, WriteOp
+from stagedtensor.statements import Apply, NumberLiteral, WriteOp
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 
 from .axes import solved_shape
@@ -246,7 +246,7 @@ def _avg_pool2d(x: Tensor, kernel: tuple[int, int], steps: tuple[int, int], arou
     )
     count = float(kernel[0] * kernel[1])
     return apply_op(
-        "divide_by_count", (total,), Spec((ALL_ROWS,), ALL_ROWS), lambda s: Apply("div", (s, Literal_(count)))
+        "divide_by_count", (total,), Spec((ALL_ROWS,), ALL_ROWS), lambda s: Apply("div", (s, NumberLiteral(count)))
     )
 
 

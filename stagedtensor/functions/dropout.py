@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagedtensor.composite import composite
 from stagedtensor.initializers import stream_key
 from stagedtensor.specs import ALL_ROWS, RowSpec, ShapeSpec, Spec
-from stagedtensor.statements import Access, Apply, DimValue, Expr, LinearIndex, Literal_, Slot
+from stagedtensor.statements import Access, Apply, DimValue, Expr, LinearIndex, NumberLiteral, Slot
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 
 _CELL = ShapeSpec(RowSpec(), RowSpec(), RowSpec())
@@ -16,9 +16,9 @@ def _dropout(x: Tensor, rate: float, key: tuple[int, int], step: tuple[Tensor]) 
     def tree(value: Access, count: Access) -> Expr:
         offset = Apply("mul", (count, DimValue(("batch", "output", "input"))))
         counter = Apply("add", (LinearIndex(ALL_ROWS), offset))
-        draw = Apply("random_uniform", (Literal_(key[0]), Literal_(key[1]), counter))
-        kept = Apply("ge", (draw, Literal_(rate)))
-        return Apply("where", (kept, Apply("mul", (value, Literal_(1.0 / (1.0 - rate)))), Literal_(0.0)))
+        draw = Apply("random_uniform", (NumberLiteral(key[0]), NumberLiteral(key[1]), counter))
+        kept = Apply("ge", (draw, NumberLiteral(rate)))
+        return Apply("where", (kept, Apply("mul", (value, NumberLiteral(1.0 / (1.0 - rate)))), NumberLiteral(0.0)))
 
     return apply_op(
         "dropout",

@@ -27,7 +27,7 @@ from stagedtensor.statements import (
     DimValue,
     Expr,
     LinearIndex,
-    Literal_,
+    NumberLiteral,
     OpRecord,
     Slot,
     Statement,
@@ -329,8 +329,8 @@ def _tree(spec: Spec, chosen: Sequence[int], combine: str, reads: Sequence[Acces
         return expr
     # The derivative of a sum of operands mentions none of them; this names every reduced index, so that the points
     # of the domain that an operand does not index itself are counted in its gradient too.
-    inside = Apply("ge", (LinearIndex(rows), Literal_(0)))
-    return Apply("where", (inside, expr, Literal_(0.0)))
+    inside = Apply("ge", (LinearIndex(rows), NumberLiteral(0)))
+    return Apply("where", (inside, expr, NumberLiteral(0.0)))
 
 
 def _split(
@@ -341,7 +341,7 @@ def _split(
     reads = [Access(operand.node, rows) for operand, rows in zip(record.operands, spec.operands, strict=True)]
     made: list[Statement] = []
     if not all(parts):
-        neutral = Literal_(REDUCTIONS[reduction].neutral)
+        neutral = NumberLiteral(REDUCTIONS[reduction].neutral)
         made.append(replace(first, expr=neutral, op=reduction, text=f"{first.text}: cells of no operand"))
     for chosen in filter(None, parts):
         expr, op = _tree(spec, chosen, combine, reads), _write(spec, chosen, reduction)

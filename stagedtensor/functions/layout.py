@@ -12,7 +12,7 @@ from stagedtensor.dims import RowKind
 from stagedtensor.errors import ShapeError
 from stagedtensor.source import user_source
 from stagedtensor.specs import Affine, AxisTerm, Gathered, Name, RowSpec, ShapeSpec, Spec, with_row
-from stagedtensor.statements import Apply, IterValue, Literal_, Slot
+from stagedtensor.statements import Apply, IterValue, NumberLiteral, Slot
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 
 from .axes import LAST_OUTPUT, solved_shape
@@ -102,9 +102,9 @@ def tril(x: TensorLike, diagonal: int = 0) -> Tensor:
     """Keep the cells of the last two output axes on and below a diagonal; 0 above."""
     tensor = lift(x)
     spec = with_row("output", RowSpec((), "output", (Name("row"), Name("column"))))
-    below = Apply("le", (IterValue("column"), Apply("add", (IterValue("row"), Literal_(diagonal)))))
+    below = Apply("le", (IterValue("column"), Apply("add", (IterValue("row"), NumberLiteral(diagonal)))))
     return apply_op(
-        "tril", (tensor,), Spec((spec,), spec), lambda a: Apply("where", (below, a, Literal_(0.0))), label="tril"
+        "tril", (tensor,), Spec((spec,), spec), lambda a: Apply("where", (below, a, NumberLiteral(0.0))), label="tril"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stagedtensor.composite import composite
 from stagedtensor.specs import Spec
-from stagedtensor.statements import Access, Apply, Expr, Literal_
+from stagedtensor.statements import Access, Apply, Expr, NumberLiteral
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift, no_gradient
 
 from .axes import LAST_OUTPUT, Axes, axes_of
@@ -19,7 +19,7 @@ from .reductions import centred, divided_by_count, reduce_tree
 
 def finite_or_zero(m: Expr) -> Expr:
     """The row maximum, 0 where the whole row is -inf (so that -inf minus it stays -inf, not NaN)."""
-    return Apply("where", (Apply("eq", (m, Literal_(-math.inf))), Literal_(0.0), m))
+    return Apply("where", (Apply("eq", (m, NumberLiteral(-math.inf))), NumberLiteral(0.0), m))
 
 
 def _shifted_exp(x: Expr, m: Expr) -> Expr:
@@ -42,7 +42,7 @@ def _softmax(x: Tensor, axis: Any) -> Tensor:
     def quotient(a: Access, m: Access, s: Access) -> Expr:
         return Apply(
             "where",
-            (Apply("eq", (s, Literal_(0.0))), Literal_(0.0), Apply("div", (_shifted_exp(a, m), s))),
+            (Apply("eq", (s, NumberLiteral(0.0))), NumberLiteral(0.0), Apply("div", (_shifted_exp(a, m), s))),
         )
 
     return apply_op(
@@ -127,7 +127,7 @@ def _reciprocal_root(total: Tensor, x: Tensor, axes: Axes, eps: float) -> Tensor
         "reciprocal_root",
         (mean,),
         Spec((axes.kept,), axes.kept),
-        lambda a: Apply("rsqrt", (Apply("add", (a, Literal_(eps))),)),
+        lambda a: Apply("rsqrt", (Apply("add", (a, NumberLiteral(eps))),)),
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 from stagedtensor.composite import composite
 from stagedtensor.specs import pointwise as pointwise_spec
-from stagedtensor.statements import Access, Apply, Expr, FiniteLimit, Literal_
+from stagedtensor.statements import Access, Apply, Expr, FiniteLimit, NumberLiteral
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, apply_pointwise, lift
 
 
@@ -240,10 +240,10 @@ def silu(x: TensorLike) -> Tensor:
 
 def _log1p(u: Expr) -> Expr:
     """log(1 + u) for 0 <= u <= 1: log of the rounded sum w, times what the rounding made of u (Kahan)."""
-    w = Apply("add", (Literal_(1.0), u))
-    change = Apply("sub", (w, Literal_(1.0)))
+    w = Apply("add", (NumberLiteral(1.0), u))
+    change = Apply("sub", (w, NumberLiteral(1.0)))
     corrected = Apply("mul", (Apply("log", (w,)), Apply("div", (u, change))))
-    return Apply("where", (Apply("eq", (change, Literal_(0.0))), u, corrected))
+    return Apply("where", (Apply("eq", (change, NumberLiteral(0.0))), u, corrected))
 
 
 @composite("softplus", float_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from stagedtensor.composite import composite
 from stagedtensor.precision import i32
 from stagedtensor.specs import Spec
-from stagedtensor.statements import Access, Apply, DimValue, Expr, Literal_, WriteOp
+from stagedtensor.statements import Access, Apply, DimValue, Expr, NumberLiteral, WriteOp
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift, no_gradient
 
 from .axes import LAST_OUTPUT, Axes, axes_of
@@ -78,7 +78,7 @@ def divided_by_count(total: Tensor, x: Tensor, axes: Axes, keepdims: bool, corre
     """``total`` (shape ``axes.kept``) over the number of reduced cells (the current extent where it is dynamic)."""
     count: Expr = DimValue(axes.names)
     if correction:
-        count = Apply("sub", (count, Literal_(correction)))
+        count = Apply("sub", (count, NumberLiteral(correction)))
     return apply_op(
         "divide_by_count",
         (total, x),

@@ -20,7 +20,7 @@ from stagedtensor.op_table import OPS
 from stagedtensor.program import Comp, forward
 from stagedtensor.source import Source, user_source
 from stagedtensor.specs import CONTRACTION, ShapeSpec, Spec, pointwise
-from stagedtensor.statements import Access, Apply, Expr, Literal_, Scope, Stage, Statement, WriteOp
+from stagedtensor.statements import Access, Apply, Expr, NumberLiteral, Scope, Stage, Statement, WriteOp
 from stagedtensor.tensor import Tensor, lift, tensor_of
 
 from .caret import near, spec_error
@@ -145,7 +145,7 @@ def _registered(statement: Statement) -> Statement:
 # -- names --------------------------------------------------------------------------------------------------------
 
 
-def _bind(name: str, value: Any, source: Source) -> Tensor | Literal_:
+def _bind(name: str, value: Any, source: Source) -> Tensor | NumberLiteral:
     """Return what a name stands for: a tensor or a number."""
     if isinstance(value, Tensor):
         return value
@@ -154,7 +154,7 @@ def _bind(name: str, value: Any, source: Source) -> Tensor | Literal_:
     if isinstance(value, np.bool_ | np.integer | np.floating):
         value = value.item()
     if isinstance(value, bool | int | float):
-        return Literal_(value)
+        return NumberLiteral(value)
     if hasattr(value, "__tensor__"):
         return lift(value)
     if value is None:
@@ -182,7 +182,7 @@ class _Builder:
 
     text: str
     syntax: Assignment
-    names: Mapping[str, Tensor | Literal_]
+    names: Mapping[str, Tensor | NumberLiteral]
     source: Source
     _rows: Iterator[ShapeSpec] = field(default_factory=lambda: iter(()))
 
@@ -217,7 +217,7 @@ class _Builder:
     def _target(self) -> Node:
         reference = self.syntax.target
         value = self._lookup(reference)
-        if isinstance(value, Literal_):
+        if isinstance(value, NumberLiteral):
             raise self.fault(
                 reference.offset,
                 f"{reference.name!r} is the number {value.value}",
@@ -239,7 +239,7 @@ class _Builder:
             )
         return node
 
-    def _lookup(self, reference: Reference) -> Tensor | Literal_:
+    def _lookup(self, reference: Reference) -> Tensor | NumberLiteral:
         value = self.names.get(reference.name)
         if value is None:
             raise self.fault(
@@ -325,10 +325,10 @@ class _Builder:
     def _expr(self, term: Term, *, root: bool = False) -> Expr:
         match term:
             case Number(value, _):
-                return Literal_(value)
+                return NumberLiteral(value)
             case Reference():
                 found = self._lookup(term)
-                if isinstance(found, Literal_):
+                if isinstance(found, NumberLiteral):
                     return found
                 return Access(self._node(term, found), next(self._rows))
             case Contraction(left, right, offset):

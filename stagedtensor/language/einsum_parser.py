@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stagedtensor.dims import PRINT_ORDER, RowKind
 from stagedtensor.shapes.equations import term_names
-from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, ShapeSpec, Spec
+from stagedtensor.specs import Affine, Anonymous, AxisTerm, Concat, Name, Position, RowSpec, ShapeSpec, Spec
 from stagedtensor.statement_text import term_text, variable_text
 
 from .caret import near, spec_error
@@ -170,7 +170,7 @@ class _Reader:
                 return _Located(Position(int(tokens[0])), at)
             case "any":
                 self.anonymous += 1
-                return _Located(Any_(self.anonymous), at)
+                return _Located(Anonymous(self.anonymous), at)
             case "row_variable" | "ellipsis":
                 word = str(tokens[0])
                 return _Located(kind if word == "..." else word.strip(". \t\n"), at)

@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 from stagedtensor.dims import MEMORY_ORDER, RowKind
 from stagedtensor.shapes.equations import term_names
-from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, RowSpec, ShapeSpec, Spec
+from stagedtensor.specs import Affine, Anonymous, AxisTerm, Concat, Name, RowSpec, ShapeSpec, Spec
 
 Key: TypeAlias = tuple[str, str | int]
 """One thing that is iterated: ("name", name), ("row", variable) or ("any", key of an anonymous axis)."""
 
 
 def _of_term(term: AxisTerm) -> Iterator[Key]:
-    if isinstance(term, Any_):
+    if isinstance(term, Anonymous):
         yield ("any", term.key)
     for name in term_names(term):
         yield ("name", name)
@@ -93,7 +93,7 @@ def named_anonymous(spec: Spec) -> Spec:
     taken = {str(name) for rows in spec.operands for (what, name), _ in iterated(rows) if what == "name"}
 
     def name(term: AxisTerm) -> AxisTerm:
-        if not isinstance(term, Any_):
+        if not isinstance(term, Anonymous):
             return term
         choice = f"any{term.key}"
         while choice in taken:

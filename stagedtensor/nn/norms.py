@@ -18,7 +18,7 @@ from stagedtensor.program import Comp, comment, sequence
 from stagedtensor.session import current_session
 from stagedtensor.source import user_source
 from stagedtensor.specs import Spec
-from stagedtensor.statements import Access, Apply, DimValue, Expr, Literal_, Slot
+from stagedtensor.statements import Access, Apply, DimValue, Expr, NumberLiteral, Slot
 from stagedtensor.tensor import Tensor, apply_op, no_gradient, tensor_of
 from stagedtensor.terminals import param
 
@@ -83,7 +83,7 @@ def _square(a: Access) -> Expr:
 
 def _scaled(centre: Tensor, variance: Tensor, axes: Axes, eps: float, gain: Tensor, bias: Tensor) -> Tensor:
     def tree(a: Access, v: Access) -> Expr:
-        return Apply("mul", (a, Apply("rsqrt", (Apply("add", (v, Literal_(eps))),))))
+        return Apply("mul", (a, Apply("rsqrt", (Apply("add", (v, NumberLiteral(eps))),))))
 
     return apply_op("rescale", (centre, variance), Spec((axes.full, axes.kept), axes.full), tree) * gain + bias
 
@@ -102,7 +102,7 @@ def _batch_norm(
     squares = reduce_tree("sum", (centre,), axes, (axes.full,), _square)
     count = DimValue(axes.names)
     with no_gradient():
-        rest = Apply("maximum", (Apply("sub", (count, Literal_(1.0))), Literal_(1.0)))
+        rest = Apply("maximum", (Apply("sub", (count, NumberLiteral(1.0))), NumberLiteral(1.0)))
         unbiased = apply_op(
             "unbiased_variance",
             (squares, x),

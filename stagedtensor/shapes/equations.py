@@ -14,7 +14,7 @@ from typing import Any
 from stagedtensor.dims import MEMORY_ORDER, CapturedDim, DynamicDim, RowKind
 from stagedtensor.errors import SpecError
 from stagedtensor.node import Node, Role
-from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Name, Position, RowSpec, Sliced, Spec, StaticIndex
+from stagedtensor.specs import Affine, Anonymous, AxisTerm, Concat, Name, Position, RowSpec, Sliced, Spec, StaticIndex
 from stagedtensor.statements import Scope
 
 from .constraints import Constraint, RowFits, RowJoin, RowSplit
@@ -119,7 +119,7 @@ class ScopeEquations:
                 unknowns.require(axis, least)
                 if is_result and self.scope.derives:
                     unknowns.set_extent(axis, least, None, where)
-            case Any_(key):
+            case Anonymous(key):
                 if is_result:
                     unknowns.set_extent(axis, 1, None, where)
                 else:

@@ -15,13 +15,24 @@ from stagedtensor.dims import MEMORY_ORDER, Axis, DynamicDim
 from stagedtensor.errors import InternalError
 from stagedtensor.node import Node
 from stagedtensor.op_table import REDUCTIONS
-from stagedtensor.specs import Affine, Any_, AxisTerm, Concat, Gathered, Name, Position, ShapeSpec, Sliced, StaticIndex
+from stagedtensor.specs import (
+    Affine,
+    Anonymous,
+    AxisTerm,
+    Concat,
+    Gathered,
+    Name,
+    Position,
+    ShapeSpec,
+    Sliced,
+    StaticIndex,
+)
 from stagedtensor.statements import (
     Access,
     DimValue,
     IterValue,
     LinearIndex,
-    Literal_,
+    NumberLiteral,
     Stage,
     Statement,
     accesses,
@@ -130,7 +141,7 @@ def _neutral_set(statement: Statement) -> Statement:
     if statement.stage is Stage.ZERO and statement.op is None:
         return statement
     neutral = 0.0 if statement.op is None else REDUCTIONS[statement.op].neutral
-    return replace(statement, expr=Literal_(neutral), op=None)
+    return replace(statement, expr=NumberLiteral(neutral), op=None)
 
 
 def _fill_all(statement: Statement, solution: ShapeSolution) -> Projected:
@@ -283,7 +294,7 @@ class _Projector:
             case Concat(parts):
                 part = parts[self.choice.get(term, 0)]
                 return self._name_keys(part.name) if isinstance(part, Name) and term in self.choice else []
-            case Any_(key):
+            case Anonymous(key):
                 return [("any", key, 0)] if key in self.binding.anonymous else []
             case Gathered():
                 return self._row_keys(self._gather_operand(term)[1])
@@ -358,7 +369,7 @@ class _Projector:
                 return self._named(name)
             case Position(position):
                 return IndexConst(position if position >= 0 else axis.size + position)
-            case Any_(key):
+            case Anonymous(key):
                 return self._at(("any", key, 0)) if key in self.binding.anonymous else IndexConst(0)
             case StaticIndex(name, size):
                 return IndexStatic(name, size)

@@ -65,7 +65,7 @@ def test_elementwise_with_broadcast(shape: tuple[int, ...], prec: Prec) -> None:
 def test_run_time_extents_reach_the_kernel() -> None:
     count = ir.Symbol("rows", i64)
     x, y = ir.Buffer("x", f32, (8, 6)), ir.Buffer("y", f32, (8, 6))
-    i = ir.Iterator_(ir.Symbol("i", i64), ir.Var(count), 8)
+    i = ir.BlockIterator(ir.Symbol("i", i64), ir.Var(count), 8)
     j = axis("j", 6)
     whole = module(
         ir.Block("twice", (i, j), (store(y, [i, j], apply("add", load(x, i, j), load(x, i, j))),)), scalars=[count]
@@ -75,7 +75,7 @@ def test_run_time_extents_reach_the_kernel() -> None:
 
 
 def row_sum(
-    x: ir.Buffer, y: ir.Buffer, data: list[ir.Iterator_], reduce: list[ir.Iterator_], combine: str = "add"
+    x: ir.Buffer, y: ir.Buffer, data: list[ir.BlockIterator], reduce: list[ir.BlockIterator], combine: str = "add"
 ) -> ir.Module:
     acc = ir.Symbol("acc", f32)
     op = {"add": "add", "max": "maximum"}[combine]

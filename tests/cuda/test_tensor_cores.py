@@ -91,7 +91,7 @@ def narrow_product(
     b = ir.Buffer("b", right, (n, k) if form == "NT" else (k, n))
     bias, c = ir.Buffer("bias", f32, (n,)), ir.Buffer("c", out, (m, n))
 
-    def epilogue(value: ir.Expr, _m: ir.Iterator_, column: ir.Iterator_) -> ir.Expr:
+    def epilogue(value: ir.Expr, _m: ir.BlockIterator, column: ir.BlockIterator) -> ir.Expr:
         return apply("relu", apply("add", value, load(bias, column)))
 
     whole = module(contraction(a, b, c, size, form, epilogue))

@@ -23,7 +23,7 @@ from stagedtensor.precision_solver import solve_precisions
 from stagedtensor.shapes.projections import project
 from stagedtensor.shapes.solver import solve_shapes
 from stagedtensor.specs import ALL_ROWS, Spec
-from stagedtensor.statements import Access, Expr, Literal_, Scope, Stage, Statement, accesses
+from stagedtensor.statements import Access, Expr, NumberLiteral, Scope, Stage, Statement, accesses
 from stagedtensor.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ def gradients(root: Tensor, seed: float = 1.0) -> list[Statement]:
     return [
         *forward(root),
         *zero_statements(useful),
-        fill(root.node.gradient, Literal_(seed), Stage.SEED, f"{root.label}.grad =: {seed}"),
+        fill(root.node.gradient, NumberLiteral(seed), Stage.SEED, f"{root.label}.grad =: {seed}"),
         *backward_statements([root.node], useful),
     ]
 

@@ -20,6 +20,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Cast,
@@ -29,7 +30,6 @@ from stagedtensor.codegen.loop_ir import (
     Fma,
     For,
     If,
-    Iterator_,
     Layout,
     Let,
     Load,
@@ -57,11 +57,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ZERO = Const(0.0, f32)
 
 
-def iterator(hint: str, extent: int, kind: str = "data") -> Iterator_:
-    return Iterator_(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
+def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
 
 
-def at(*items: Iterator_) -> tuple[Expr, ...]:
+def at(*items: BlockIterator) -> tuple[Expr, ...]:
     return tuple(Var(item.symbol) for item in items)
 
 
@@ -104,7 +104,7 @@ def written_out(block: Block) -> tuple[Stmt, ...]:
     if block.guard is not None:
         point = (If(block.guard, point),)
     for item in reversed(block.reduce):
-        point = (For(Iterator_(item.symbol, item.extent, item.bound), point),)
+        point = (For(BlockIterator(item.symbol, item.extent, item.bound), point),)
     declares = [Declare(names[item.symbol], item.init) for item in block.accumulators]
     body: tuple[Stmt, ...] = (*declares, *point, *(substitute(store, states) for store in block.stores))
     for item in reversed(block.data):
@@ -401,7 +401,7 @@ def test_where_protects_a_load_and_nothing_else_does() -> None:
 
 def test_dynamic_extents_and_empty_domains() -> None:
     x, y, n = Buffer("x", f32, (8,)), Buffer("y", f32, ()), Symbol("n", i64)
-    k, acc = Iterator_(Symbol("k", i64), Var(n), 8, "reduce"), Symbol("acc", f32)
+    k, acc = BlockIterator(Symbol("k", i64), Var(n), 8, "reduce"), Symbol("acc", f32)
     state = Accumulator(acc, ZERO, op("add", Var(acc), Load(x, at(k))), "add", ZERO)
     proc = Proc("p", (x, y), (Block("y", (k,), (Store(y, (), Var(acc)),), (state,)),), (n,))
     for count in (8, 3, 0):
@@ -584,7 +584,7 @@ def test_scan_carries_all_states_at_once(reverse: bool) -> None:
 
 def test_calls_bind_buffers_and_scalars() -> None:
     param, count = Buffer("param", f32, (4,)), Symbol("count", i64)
-    i = Iterator_(Symbol("i", i64), Var(count), 4)
+    i = BlockIterator(Symbol("i", i64), Var(count), 4)
     fill = Proc("fill", (param,), (For(i, (Store(param, at(i), Const(1.0, f32)),)),), (count,))
     x, y, n = Buffer("x", f32, (4,)), Buffer("y", f32, (4,)), Symbol("n", i64)
     body = (Call(fill, (x,), (Var(n),)), Call(fill, (y,), (op("add", Var(n), index(1)),)))

@@ -20,7 +20,7 @@ from stagedtensor.node import Node
 from stagedtensor.precision import f32
 from stagedtensor.session import Session
 from stagedtensor.specs import Affine, Name, RowSpec, ShapeSpec, Spec
-from stagedtensor.statements import Access, Apply, IterValue, Literal_, Scope, Statement
+from stagedtensor.statements import Access, Apply, IterValue, NumberLiteral, Scope, Statement
 from stagedtensor.tensor import Tensor, apply_op, apply_pointwise, cast
 from stagedtensor.terminals import cell, dynamic, host_scalar, index, param, placeholder, range_
 from tests.ir.programs import assign, at, both, forward, gradients, modules, solved
@@ -130,7 +130,7 @@ def test_a2_row_sums() -> None:
 
 def test_a3_two_assignments_are_two_roundings() -> None:
     c = cell("c", "bf16")
-    twice = [assign(c, Literal_(1.0), "add"), assign(c, Literal_(1.0), "add")]
+    twice = [assign(c, NumberLiteral(1.0), "add"), assign(c, NumberLiteral(1.0), "add")]
     assert float(both(solved(twice), {c: 256.0}, [c])[0]) == 256.0
     ones = placeholder("ones", output=[2], prec="bf16")
     total = sum_(ones)
@@ -170,7 +170,7 @@ def test_positions_compare_as_i32() -> None:
     rows = ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("s"), Name("t"))))
     x = placeholder("x", output=[3, 3], prec="f32")
     mask = Apply("le", (IterValue("t"), IterValue("s")))
-    y = apply_op("mask", (x,), Spec((rows,), rows), lambda a: Apply("where", (mask, a, Literal_(0.0)))).named("y")
+    y = apply_op("mask", (x,), Spec((rows,), rows), lambda a: Apply("where", (mask, a, NumberLiteral(0.0)))).named("y")
     assert body(plain(y), "y") == "y[s, t] = where(i32(t) <= i32(s), x[s, t], 0.0)"
     values = np.arange(9.0).reshape(3, 3)
     np.testing.assert_array_equal(forward_values([y], {x: values})[0], np.tril(values))

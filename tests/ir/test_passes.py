@@ -22,7 +22,7 @@ from stagedtensor.losses import cross_entropy
 from stagedtensor.node import Placement, Specified
 from stagedtensor.precision import Prec, bf16, f16, f32
 from stagedtensor.session import Session
-from stagedtensor.statements import Apply, Literal_, Statement
+from stagedtensor.statements import Apply, NumberLiteral, Statement
 from stagedtensor.tensor import Tensor, cast, place, tensor_of
 from stagedtensor.terminals import cell, host_scalar, param, placeholder, state
 from tests.ir.programs import assign, at, both, forward, gradients, modules, same_bits, solved
@@ -69,7 +69,7 @@ def test_kernel_names() -> None:
 
 def test_zero_then_pointwise_accumulation_is_a_set_that_keeps_minus_zero() -> None:
     g, x = cell("g"), placeholder("x", prec="f32")
-    steps = [assign(g, Literal_(0.0)), assign(g, at(x), "add")]
+    steps = [assign(g, NumberLiteral(0.0)), assign(g, at(x), "add")]
     program = normalise_zeroing(solved(steps))
     assert [(step.op, step.reset) for step in program.statements] == [(None, False)]
     (value,) = both(solved(steps), {x: -0.0}, [g])
@@ -78,7 +78,7 @@ def test_zero_then_pointwise_accumulation_is_a_set_that_keeps_minus_zero() -> No
 
 def test_zero_stays_where_it_is_seen() -> None:
     g, x, y = cell("g"), placeholder("x", prec="f32"), cell("y")
-    zero, add = assign(g, Literal_(0.0)), assign(g, at(x), "add")
+    zero, add = assign(g, NumberLiteral(0.0)), assign(g, at(x), "add")
     look = assign(y, at(g))
     assert len(normalise_zeroing(solved([zero, look, add])).statements) == 3
     doubled = assign(g, Apply("add", (at(g), at(x))), "add")
@@ -146,7 +146,7 @@ def test_twins_are_virtual_for_elementwise_readers_and_stored_for_contractions()
 def test_a_value_is_not_recomputed_from_what_has_changed() -> None:
     p, q = param("p", output=[4], trainable=False), param("q", output=[4], trainable=False)
     old = (p * 3.0).named("old")
-    steps = [*forward(old), assign(p, Apply("add", (at(p), Literal_(1.0)))), assign(q, at(old))]
+    steps = [*forward(old), assign(p, Apply("add", (at(p), NumberLiteral(1.0)))), assign(q, at(old))]
     found = decisions(steps, [])
     assert found["old"] == (Mode.LOCAL, "made and read in one kernel")
     got = both(solved(steps), {p: [1.0, 2.0, 3.0, 4.0]}, [p, q])
@@ -166,7 +166,7 @@ def test_accumulated_versions_round_one_by_one() -> None:
     x = placeholder("x", output=[4], prec="bf16")
     t, y = (x * 1.0).named("t"), cell("y", "bf16")
     y = specified((t + 0.0).named("y"), bf16)
-    steps = [*forward(t), assign(t, Literal_(1.0), "add"), assign(t, Literal_(1.0), "add"), *forward(y)[1:]]
+    steps = [*forward(t), assign(t, NumberLiteral(1.0), "add"), assign(t, NumberLiteral(1.0), "add"), *forward(y)[1:]]
     got = both(solved(steps, keep=[y]), {x: [256.0, 255.0, 1.0, 0.5]}, [y])
     assert got[0].astype(float).tolist() == [256.0, 256.0, 3.0, 2.5]
 
@@ -213,8 +213,8 @@ def sgd(p: Tensor, lr: Tensor, momentum: bool = True) -> list[Statement]:
     assert gradient is not None
     m = state(p, "momentum", "f32")
     return [
-        assign(gradient, Apply("mul", (at(gradient), Literal_(0.5)))),
-        assign(m, Apply("add", (Apply("mul", (at(m), Literal_(0.9))), at(gradient)))),
+        assign(gradient, Apply("mul", (at(gradient), NumberLiteral(0.5)))),
+        assign(m, Apply("add", (Apply("mul", (at(m), NumberLiteral(0.9))), at(gradient)))),
         assign(p, Apply("sub", (at(p), Apply("mul", (at(lr), at(m)))))),
     ]
 
@@ -237,7 +237,7 @@ def test_an_optimizer_is_one_sweep_per_parameter() -> None:
 def test_a_sweep_reads_the_rounded_value_it_stores() -> None:
     p = param("p", output=[4], prec="bf16", trainable=False)
     q = param("q", output=[4], prec="f32", trainable=False)
-    steps = [assign(p, Apply("add", (at(p), Literal_(1.0)))), assign(q, at(p))]
+    steps = [assign(p, Apply("add", (at(p), NumberLiteral(1.0)))), assign(q, at(p))]
     assert kernels(steps, []) == ["p_q"]
     assert both(solved(steps), {p: [256.0, 1.0, 2.0, 3.0]}, [q])[0].tolist() == [256.0, 2.0, 3.0, 4.0]
 
@@ -254,7 +254,7 @@ def test_what_a_sweep_can_compute_is_not_stored_by_the_gradient() -> None:
         *gradients(loss),
         *forward(scaled),
         assign(gradient, at(scaled)),
-        assign(gate, Apply("mul", (at(gate), Literal_(2.0)))),
+        assign(gate, Apply("mul", (at(gate), NumberLiteral(2.0)))),
         assign(w, Apply("where", (at(gate), at(scaled), at(w)))),
     ]
     module = modules(solved(steps, keep=[loss]))[1]
@@ -277,7 +277,7 @@ def test_blocks_of_other_points_stay_apart() -> None:
     p = param("p", output=[4, 4], trainable=False)
     first = assign(p, at(y))
     total = sum_(p, ("output", 0)).named("total")
-    steps = [*forward(y), first, *forward(total), assign(p, Literal_(0.0))]
+    steps = [*forward(y), first, *forward(total), assign(p, NumberLiteral(0.0))]
     values = rng.standard_normal((4, 4))
     names = kernels(steps, [y, total])
     assert names == ["y_p", "total", "p"]
@@ -413,7 +413,7 @@ def test_random_programs_are_the_same_with_and_without_fusion(
         steps = forward(*values, *totals)
         for which, source, op in updates:
             read: Any = (*totals, *states)[source % 5]
-            steps.append(assign(states[which], Apply("mul", (at(read), Literal_(0.5))), None if op == "set" else op))
+            steps.append(assign(states[which], Apply("mul", (at(read), NumberLiteral(0.5))), None if op == "set" else op))
             if source % 2:
                 late = sum_(values[source % len(values)] * states[which])
                 steps += [step for step in forward(late) if step not in steps]

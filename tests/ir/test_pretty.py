@@ -13,6 +13,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Cast,
@@ -24,7 +25,6 @@ from stagedtensor.codegen.loop_ir import (
     Fma,
     For,
     If,
-    Iterator_,
     Layout,
     Let,
     Load,
@@ -51,8 +51,8 @@ def op(name: str, *args: Expr) -> Apply:
     return Apply(name, args, args[-1].type)
 
 
-def iterator(hint: str, extent: int, kind: str = "data") -> Iterator_:
-    return Iterator_(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
+def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
 
 
 def matmul() -> Proc:
@@ -130,7 +130,7 @@ def test_statements() -> None:
     x = Buffer("x", f32, (8,))
     tile = Buffer("x", f32, (3, 4), "local", Layout((Pad(0, 4, 1.0), Split(0, 2), Reorder((1, 0, 2)))))
     n, total, item, one = Symbol("n", i64), Symbol("i", f32), iterator("i", 8), iterator("i", 8)
-    dynamic = Iterator_(Symbol("j", i64), Var(n), 16)
+    dynamic = BlockIterator(Symbol("j", i64), Var(n), 16)
     run = Symbol("run", f32)
     here = (Var(item.symbol),)
     inner = Proc("inner", (x,), (), (n,))

@@ -10,6 +10,7 @@ from stagedtensor.codegen.loop_ir import (
     Apply,
     Assign,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Const,
@@ -17,7 +18,6 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     Proc,
@@ -50,8 +50,8 @@ N = Symbol("n", i64)
 ZERO = Const(0.0, f32)
 
 
-def iterator(hint: str, kind: str = "data") -> Iterator_:
-    return Iterator_(Symbol(hint, i64), index(8), 8, kind)  # type: ignore[arg-type]
+def iterator(hint: str, kind: str = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(8), 8, kind)  # type: ignore[arg-type]
 
 
 def everything() -> tuple[Stmt, ...]:

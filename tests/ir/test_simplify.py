@@ -105,13 +105,13 @@ def test_adding_zero_stays_for_floats() -> None:
     assert simplified(ir.Apply("sub", (x, ir.Const(-0.0, f32)), f32)) != x
 
 
-def index_block(index: ir.Expr, *iterators: ir.Iterator_, guard: ir.Expr | None = None) -> ir.Block:
+def index_block(index: ir.Expr, *iterators: ir.BlockIterator, guard: ir.Expr | None = None) -> ir.Block:
     target = ir.Buffer("y", f32, (64,))
     return ir.Block("y", iterators, (ir.Store(target, (index,), ir.Const(1.0, f32)),), guard=guard)
 
 
-def iterator(name: str, extent: int) -> ir.Iterator_:
-    return ir.Iterator_(ir.Symbol(name, i64), ir.index(extent), extent)
+def iterator(name: str, extent: int) -> ir.BlockIterator:
+    return ir.BlockIterator(ir.Symbol(name, i64), ir.index(extent), extent)
 
 
 def test_index_algebra_by_ranges() -> None:

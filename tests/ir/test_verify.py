@@ -15,6 +15,7 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Call,
     Cast,
@@ -24,7 +25,6 @@ from stagedtensor.codegen.loop_ir import (
     Fma,
     For,
     If,
-    Iterator_,
     Layout,
     Let,
     Load,
@@ -55,15 +55,15 @@ ONE = Const(1.0, f32)
 ZERO = Const(0.0, f32)
 
 
-def iterator(hint: str, extent: int, kind: str = "data") -> Iterator_:
-    return Iterator_(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
+def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
 
 
 def op(name: str, *args: Expr, type_: Prec | None = None) -> Apply:
     return Apply(name, args, type_ or args[-1].type)
 
 
-def at(item: Iterator_, shift: int = 0) -> Expr:
+def at(item: BlockIterator, shift: int = 0) -> Expr:
     return op("add", Var(item.symbol), index(shift)) if shift else Var(item.symbol)
 
 
@@ -75,17 +75,17 @@ def stores(value: Expr, buffer: Buffer = Y) -> Proc:
     return proc(Store(buffer, (index(0),), value))
 
 
-def loop(body: Callable[[Iterator_], Stmt], extent: int = 10, kind: LoopKind = "serial") -> For:
+def loop(body: Callable[[BlockIterator], Stmt], extent: int = 10, kind: LoopKind = "serial") -> For:
     item = iterator("i", extent)
     return For(item, (body(item),), kind)
 
 
 def block(
     *,
-    guard: Callable[[Iterator_, Iterator_], Expr] | None = None,
-    init: Callable[[Iterator_, Iterator_], Expr] = lambda i, k: ZERO,
-    update: Callable[[Iterator_, Iterator_, Expr], Expr] = lambda i, k, acc: op("add", acc, Load(X, (at(k),))),
-    store: Callable[[Iterator_, Iterator_, Expr], Store] = lambda i, k, acc: Store(Y, (at(i),), acc),
+    guard: Callable[[BlockIterator, BlockIterator], Expr] | None = None,
+    init: Callable[[BlockIterator, BlockIterator], Expr] = lambda i, k: ZERO,
+    update: Callable[[BlockIterator, BlockIterator, Expr], Expr] = lambda i, k, acc: op("add", acc, Load(X, (at(k),))),
+    store: Callable[[BlockIterator, BlockIterator, Expr], Store] = lambda i, k, acc: Store(Y, (at(i),), acc),
     acc_type: Prec = f32,
     combine: str = "add",
     neutral: Expr | None = ZERO,
@@ -119,7 +119,7 @@ FLAGGED = replace(HALF, name="flagged", saturate=True, flush_subnormal=True)
 OUTSIDE = Symbol("outside", f32)
 
 
-def half_one(i: Iterator_, k: Iterator_) -> Expr:
+def half_one(i: BlockIterator, k: BlockIterator) -> Expr:
     return Cast(ONE, bf16)
 
 
@@ -152,12 +152,12 @@ BROKEN: list[tuple[str, Proc | Module]] = [
     ("store-flags", stores(Cast(ONE, bf16, flush=True), HALF)),
     ("bound-once", proc(For(TWICE, ()), For(TWICE, ()))),
     ("bound-once", proc(Alloc(X))),
-    ("iterator-type", proc(For(Iterator_(Symbol("i", i32), index(3), 3), ()))),
-    ("iterator-type", proc(loop(lambda i: For(Iterator_(Symbol("j", i64), at(i), 10), ())))),
-    ("iterator-type", proc(For(Iterator_(Symbol("i", i64), Cast(Load(X, (index(0),)), i64), 3), ()))),
-    ("iterator-bound", proc(For(Iterator_(Symbol("i", i64), index(3), 4), ()))),
+    ("iterator-type", proc(For(BlockIterator(Symbol("i", i32), index(3), 3), ()))),
+    ("iterator-type", proc(loop(lambda i: For(BlockIterator(Symbol("j", i64), at(i), 10), ())))),
+    ("iterator-type", proc(For(BlockIterator(Symbol("i", i64), Cast(Load(X, (index(0),)), i64), 3), ()))),
+    ("iterator-bound", proc(For(BlockIterator(Symbol("i", i64), index(3), 4), ()))),
     ("loop-kind", proc(For(iterator("k", 3, "reduce"), ()))),
-    ("loop-kind", proc(For(Iterator_(Symbol("i", i64), Var(COUNT), 8), (), "lane"))),
+    ("loop-kind", proc(For(BlockIterator(Symbol("i", i64), Var(COUNT), 8), (), "lane"))),
     ("let-type", proc(Let(Symbol("v", i32), ONE))),
     ("let-type", variable(lambda v: (Assign(v, Const(1, i32)),))),
     ("narrow-state", proc(Declare(Symbol("v", bf16), Load(HALF, (index(0),))))),
@@ -215,13 +215,13 @@ def let_then_store() -> Proc:
     )
 
 
-def padded_window(i: Iterator_, k: Iterator_) -> Expr:
+def padded_window(i: BlockIterator, k: BlockIterator) -> Expr:
     position = op("sub", op("add", at(i), at(k)), index(1))
     return op("and", op("ge", position, index(0)), op("lt", position, index(10)))
 
 
 def dynamic() -> Proc:
-    item = Iterator_(Symbol("i", i64), op("floordiv", Var(COUNT), index(2)), 10)
+    item = BlockIterator(Symbol("i", i64), op("floordiv", Var(COUNT), index(2)), 10)
     return proc(For(item, (Store(Y, (at(item),), ONE),), "parallel"))
 
 

@@ -23,7 +23,7 @@ from stagedtensor.shapes.projections import (
     project,
 )
 from stagedtensor.shapes.solution import ShapeSolution
-from stagedtensor.statements import Access, Apply, DimValue, Expr, IterValue, LinearIndex, Literal_, Statement
+from stagedtensor.statements import Access, Apply, DimValue, Expr, IterValue, LinearIndex, NumberLiteral, Statement
 
 Arrays = dict[Node, Any]
 
@@ -79,7 +79,7 @@ class Evaluator:
                 place = tuple(self.index(index, point) for index in part.reads[expr])
                 assert all(index >= 0 for index in place), "a guard let an index below zero pass"
                 return float(self.arrays[expr.node][place])
-            case Literal_(value):
+            case NumberLiteral(value):
                 return float(value)
             case DimValue():
                 cells = part.dim_values[expr]

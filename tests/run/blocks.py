@@ -33,23 +33,23 @@ Array = npt.NDArray[Any]
 ZERO = ir.Const(0.0, f32)
 
 
-def axis(name: str, extent: int, kind: ir.IteratorKind = "data") -> ir.Iterator_:
+def axis(name: str, extent: int, kind: ir.IteratorKind = "data") -> ir.BlockIterator:
     """An iterator of fixed extent."""
-    return ir.Iterator_(ir.Symbol(name, i64), ir.index(extent), extent, kind)
+    return ir.BlockIterator(ir.Symbol(name, i64), ir.index(extent), extent, kind)
 
 
-def at(*iterators: ir.Iterator_) -> tuple[ir.Expr, ...]:
+def at(*iterators: ir.BlockIterator) -> tuple[ir.Expr, ...]:
     """The indices that the iterators are."""
     return tuple(ir.Var(item.symbol) for item in iterators)
 
 
-def load(buffer: ir.Buffer, *iterators: ir.Iterator_, prec: Prec = f32) -> ir.Expr:
+def load(buffer: ir.Buffer, *iterators: ir.BlockIterator, prec: Prec = f32) -> ir.Expr:
     """A cell at compute precision."""
     cell = ir.Load(buffer, at(*iterators))
     return cell if buffer.type is prec else ir.Cast(cell, prec)
 
 
-def store(buffer: ir.Buffer, iterators: Sequence[ir.Iterator_], value: ir.Expr) -> ir.Store:
+def store(buffer: ir.Buffer, iterators: Sequence[ir.BlockIterator], value: ir.Expr) -> ir.Store:
     """A store with the rounding of the buffer's format."""
     if value.type is not buffer.type:
         value = ir.Cast(value, buffer.type, buffer.saturate, buffer.flush_subnormal)

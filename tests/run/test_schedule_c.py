@@ -190,7 +190,7 @@ def test_padded_convolution_skips_points_outside() -> None:
     b, r, s, o = axis("b", 2), axis("r", side), axis("s", side), axis("o", filters)
     dr, ds, ch = axis("dr", 3, "reduce"), axis("ds", 3, "reduce"), axis("ch", channels, "reduce")
 
-    def shifted(data: ir.Iterator_, by: ir.Iterator_) -> ir.Expr:
+    def shifted(data: ir.BlockIterator, by: ir.BlockIterator) -> ir.Expr:
         return apply("sub", apply("add", *at(data, by), prec=i64), ir.index(1), prec=i64)
 
     guard: ir.Expr | None = None
@@ -357,8 +357,8 @@ def test_dynamic_extents_come_from_scalars(count: int) -> None:
     x, w, y = ir.Buffer("x", f32, (40, 30)), ir.Buffer("w", f32, (30, 20)), ir.Buffer("y", f32, (40, 20))
     total = ir.Buffer("total", f32, (20,))
 
-    def batch(kind: ir.IteratorKind) -> ir.Iterator_:
-        return ir.Iterator_(ir.Symbol("batch", i64), extent, 40, kind)
+    def batch(kind: ir.IteratorKind) -> ir.BlockIterator:
+        return ir.BlockIterator(ir.Symbol("batch", i64), extent, 40, kind)
 
     i, j, k = batch("data"), axis("j", 20), axis("k", 30, "reduce")
     acc, column = ir.Symbol("acc", f32), ir.Symbol("acc", f32)

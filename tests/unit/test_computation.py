@@ -16,7 +16,7 @@ from stagedtensor.node import Role
 from stagedtensor.op_table import OPS
 from stagedtensor.program import Comp, as_computation, solve_program
 from stagedtensor.specs import CONTRACTION
-from stagedtensor.statements import Access, Apply, Literal_, Stage, Statement
+from stagedtensor.statements import Access, Apply, NumberLiteral, Stage, Statement
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import cell, state
 
@@ -55,7 +55,7 @@ def test_one_statement_is_one_tree() -> None:
     statement = only(st.computation("m =: beta *. m + p.grad", p=p, m=m, beta=0.9))
     rows = statement.target.rows
     assert statement.expr == Apply(
-        "add", (Apply("mul", (Literal_(0.9), Access(m.node, rows))), Access(p.grad.node, rows))  # type: ignore[union-attr]
+        "add", (Apply("mul", (NumberLiteral(0.9), Access(m.node, rows))), Access(p.grad.node, rows))  # type: ignore[union-attr]
     )
     assert (statement.op, statement.reset, statement.stage) == (None, True, Stage.UPDATE)
     assert statement.text == "m =: beta *. m + p.grad"

@@ -9,7 +9,7 @@ import pytest
 from stagedtensor.errors import SpecError
 from stagedtensor.language.einsum_parser import parse_spec
 from stagedtensor.language.spec_domain import blocks, named_anonymous, removed
-from stagedtensor.specs import Affine, Any_, Concat, Name, Position, RowSpec, ShapeSpec, Spec
+from stagedtensor.specs import Affine, Anonymous, Concat, Name, Position, RowSpec, ShapeSpec, Spec
 
 IX, JX, KX = Name("i"), Name("j"), Name("k")
 
@@ -29,14 +29,14 @@ def shapes(text: str) -> tuple[ShapeSpec, ...]:
         ("ij;jk=>ik", [out(IX, JX), out(JX, KX), out(IX, KX)]),
         ("i=>", [out(IX), out()]),
         ("=>", [out(), out()]),
-        ("i_=>i", [out(IX, Any_(1)), out(IX)]),
-        ("i=>_i", [out(IX), out(Any_(1), IX)]),
-        ("i_j;_=>ij", [out(IX, Any_(1), JX), out(Any_(2)), out(IX, JX)]),
+        ("i_=>i", [out(IX, Anonymous(1)), out(IX)]),
+        ("i=>_i", [out(IX), out(Anonymous(1), IX)]),
+        ("i_j;_=>ij", [out(IX, Anonymous(1), JX), out(Anonymous(2)), out(IX, JX)]),
         ("i12=>i", [out(IX, Position(12)), out(IX)]),
         ("i1j2=>ij", [out(IX, Position(1), JX, Position(2)), out(IX, JX)]),
         ("Ii=>iI", [out(Name("I"), IX), out(IX, Name("I"))]),
         ("rows, k; k, n_2 => rows, n_2", [out(Name("rows"), KX), out(KX, Name("n_2")), out(Name("rows"), Name("n_2"))]),
-        ("_, _x => _x", [out(Any_(1), Name("_x")), out(Name("_x"))]),
+        ("_, _x => _x", [out(Anonymous(1), Name("_x")), out(Name("_x"))]),
         ("o+k=>o", [out(Affine(1, "o", 1, "k")), out(Name("o"))]),
         ("2*o+3*k=>o", [out(Affine(2, "o", 3, "k")), out(Name("o"))]),
         ("2*o<+k=>o", [out(Affine(2, "o", 1, "k")), out(Name("o"))]),

@@ -26,7 +26,7 @@ from stagedtensor.shapes.projections import (
 from stagedtensor.specs import (
     ALL_ROWS,
     Affine,
-    Any_,
+    Anonymous,
     Concat,
     Gathered,
     Name,
@@ -43,7 +43,7 @@ from stagedtensor.statements import (
     DimValue,
     IterValue,
     LinearIndex,
-    Literal_,
+    NumberLiteral,
     Scope,
     Stage,
     Statement,
@@ -183,12 +183,12 @@ def test_a_tree_of_literals_runs_over_the_target() -> None:
     b, x = param("b"), data("x", [5], (), [3])
     y = point("add", x, b)
     scope = forward(y).scope
-    statement = Statement(Access(gradient_of(b), ALL_ROWS), Literal_(0.0), scope)
+    statement = Statement(Access(gradient_of(b), ALL_ROWS), NumberLiteral(0.0), scope)
     (part,) = project(statement, solve_shapes([y]))
     assert [(loop.extent, loop.reduce) for loop in part.iterators] == [(3, False)]
     assert part.covers_target
     fill = Scope(Spec((), ALL_ROWS), (), y, y.source, "fill", derives=False)
-    seeded = Statement(Access(gradient_of(y), ALL_ROWS), Literal_(1.0), fill)
+    seeded = Statement(Access(gradient_of(y), ALL_ROWS), NumberLiteral(1.0), fill)
     np.testing.assert_array_equal(run(seeded, solve_shapes([y]), {}), np.ones((5, 3)))
 
 
@@ -224,9 +224,9 @@ def test_a_row_variable_between_names() -> None:
 def test_anonymous_axes_and_positions() -> None:
     a = data("a", (), (), [2, 3, 4])
     x = values(2, 3, 4)
-    summed = op("einsum", [a], einsum([out(Any_(1), "j", Position(-1))], out("j", Any_(2))), reduction="add")
+    summed = op("einsum", [a], einsum([out(Anonymous(1), "j", Position(-1))], out("j", Anonymous(2))), reduction="add")
     check(summed, {a: x}, x[:, :, -1].sum(0)[:, None])
-    placed = op("einsum", [a], einsum([out("i", Any_(1), Any_(3))], out("i", Position(2))), reduction="add")
+    placed = op("einsum", [a], einsum([out("i", Anonymous(1), Anonymous(3))], out("i", Position(2))), reduction="add")
     check(placed, {a: x}, np.stack([0 * x[:, 0, 0], 0 * x[:, 0, 0], x.sum((1, 2))], axis=1))
 
 
@@ -351,7 +351,7 @@ def test_cells_beside_a_named_block_get_the_neutral(reduction: Any, neutral: flo
     np.testing.assert_array_equal(evaluate(y, {a: x}), np.concatenate([x, np.full(3, neutral)]))
     last = project(forward(y), solve_shapes([y]))[-1]
     assert last.fill
-    assert last.statement.expr == Literal_(neutral)
+    assert last.statement.expr == NumberLiteral(neutral)
 
 
 # -- convolution --------------------------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_zeroing_covers_the_whole_target_whatever_the_rows() -> None:
     a = data("a", (), (), [8])
     y = op("slice", [a], einsum([out(Sliced("i", 2, 3))], out("i")))
     statement = Statement(
-        Access(gradient_of(a), out(Sliced("i", 2, 3))), Literal_(0.0), forward(y).scope, stage=Stage.ZERO
+        Access(gradient_of(a), out(Sliced("i", 2, 3))), NumberLiteral(0.0), forward(y).scope, stage=Stage.ZERO
     )
     (part,) = project(statement, solve_shapes([y]))
     assert part.covers_target

@@ -14,7 +14,7 @@ from stagedtensor.session import Session
 from stagedtensor.shapes import solve_shapes
 from stagedtensor.specs import (
     Affine,
-    Any_,
+    Anonymous,
     Concat,
     Gathered,
     Name,
@@ -371,8 +371,8 @@ def test_parameters_infer_through_specs() -> None:
 
 def test_positions_anonymous_and_static_indices() -> None:
     a = data("a", [4], (), [3, 5])
-    first = ShapeSpec(batch=RowSpec((Position(1),)), output=RowSpec((Any_(1), Name("j"))))
-    assert shape(op("einsum", [a], einsum([first], out(Position(2), Any_(9), "j")), reduction="add")) == "3,1,5"
+    first = ShapeSpec(batch=RowSpec((Position(1),)), output=RowSpec((Anonymous(1), Name("j"))))
+    assert shape(op("einsum", [a], einsum([first], out(Position(2), Anonymous(9), "j")), reduction="add")) == "3,1,5"
     index = ShapeSpec(batch=RowSpec((StaticIndex("i", 4),)), output=RowSpec(variable="v"))
     assert shape(op("slice", [a], einsum([index], out(variable="v")))) == "3,5"
     outside = ShapeSpec(batch=RowSpec((Position(4),)), output=RowSpec(variable="v"))

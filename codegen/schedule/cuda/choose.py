@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stagedtensor.codegen.affine import flat_index
-from stagedtensor.codegen.loop_ir import Block, Iterator_
+from stagedtensor.codegen.loop_ir import Block, BlockIterator
 from stagedtensor.codegen.schedule.analysis import contraction, cost_of, stride, without_single_lets
 from stagedtensor.codegen.schedule.cuda.elementwise import elementwise, serial
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
@@ -80,7 +80,7 @@ def _whole(block: Block) -> CudaNest:
     return CudaNest("", body, launch, path, cost)
 
 
-def _follows(block: Block, iterator: Iterator_) -> bool:
+def _follows(block: Block, iterator: BlockIterator) -> bool:
     """Tell whether some operand's neighbouring cells follow ``iterator``."""
     return any(stride(load, iterator.symbol) == 1 for load in loads_in(*expressions(block)))
 

@@ -15,13 +15,13 @@ from typing import Literal, TypeAlias
 from stagedtensor.codegen.affine import as_index, constant, floor_divide, modulo
 from stagedtensor.codegen.loop_ir import (
     Apply,
+    BlockIterator,
     Buffer,
     Const,
     Cost,
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Stmt,
     Symbol,
@@ -92,7 +92,7 @@ class Flat:
         return (*self.lets, *inner)
 
 
-def flatten(iterators: Sequence[Iterator_], hint: str, value: Expr | None = None) -> Flat:
+def flatten(iterators: Sequence[BlockIterator], hint: str, value: Expr | None = None) -> Flat:
     """Return ``iterators`` as one, row-major; ``value`` is the number of the point, by default the new symbol itself."""
     symbol = index_symbol(hint)
     position = Var(symbol) if value is None else value
@@ -129,7 +129,7 @@ def flatten(iterators: Sequence[Iterator_], hint: str, value: Expr | None = None
     return Flat(symbol, as_index(total), total, tuple(lets), mapping, conjunction(guards))
 
 
-def beyond(item: Iterator_, value: Expr) -> Expr | None:
+def beyond(item: BlockIterator, value: Expr) -> Expr | None:
     """Return the test that ``value`` is inside a run-time extent of ``item``; None where the extent is its bound."""
     return None if constant(item.extent) == item.bound else less(value, item.extent)
 
@@ -148,7 +148,7 @@ def conjunction(tests: Sequence[Expr | None]) -> Expr | None:
     return result
 
 
-def points_of(iterators: Sequence[Iterator_]) -> int:
+def points_of(iterators: Sequence[BlockIterator]) -> int:
     """Return how many points the iterators walk at most."""
     total = 1
     for item in iterators:
@@ -163,7 +163,7 @@ def blocks_for(work: int, each: int = THREADS) -> int:
 
 def strided(flat: Flat, body: Sequence[Stmt]) -> For:
     """Return the grid loop over a flat iterator."""
-    return For(Iterator_(flat.symbol, flat.extent, flat.bound), tuple(body), "grid")
+    return For(BlockIterator(flat.symbol, flat.extent, flat.bound), tuple(body), "grid")
 
 
 def shuffled(value: Expr, lanes: int) -> Expr:

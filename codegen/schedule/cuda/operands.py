@@ -15,13 +15,13 @@ from stagedtensor.codegen.loop_ir import (
     Accumulator,
     Apply,
     Block,
+    BlockIterator,
     Buffer,
     Cast,
     Const,
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Stmt,
     Store,
@@ -54,10 +54,10 @@ class Product:
     block: Block
     left: Expr
     right: Expr
-    batch: tuple[Iterator_, ...]
-    rows: tuple[Iterator_, ...]
-    columns: tuple[Iterator_, ...]
-    depth: tuple[Iterator_, ...]
+    batch: tuple[BlockIterator, ...]
+    rows: tuple[BlockIterator, ...]
+    columns: tuple[BlockIterator, ...]
+    depth: tuple[BlockIterator, ...]
     sign: str
     guard: Expr | None = None
     guarded: Literal["", "left", "right"] = ""
@@ -124,7 +124,7 @@ class Tiles:
     def loop(self, body: Sequence[Stmt]) -> For:
         """Return the loop, one tile per block of threads and step."""
         inner = tuple(body) if self.guard is None else (If(self.guard, tuple(body)),)
-        return For(Iterator_(self.symbol, as_index(self.count), self.count), (*self.lets, *inner), "grid")
+        return For(BlockIterator(self.symbol, as_index(self.count), self.count), (*self.lets, *inner), "grid")
 
     def launch(self, threads: int, thread: Symbol, dealt: dict[Symbol, Dealt] | None = None) -> Launch:
         """Return the launch of one block of ``threads`` threads per tile."""
@@ -159,8 +159,8 @@ class Side:
     """One operand: its expression in the type it is staged in, and the iterators along and across."""
 
     operand: Expr
-    along: tuple[Iterator_, ...]
-    depth: tuple[Iterator_, ...]
+    along: tuple[BlockIterator, ...]
+    depth: tuple[BlockIterator, ...]
     batch: dict[Symbol, Expr]
     guard: Expr | None = None
 

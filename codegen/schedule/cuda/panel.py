@@ -15,10 +15,10 @@ from typing import Literal
 from stagedtensor.codegen.affine import add, constant, flat_index, floor_divide, modulo, multiply
 from stagedtensor.codegen.loop_ir import (
     Apply,
+    BlockIterator,
     Buffer,
     Expr,
     If,
-    Iterator_,
     Let,
     Load,
     Stmt,
@@ -130,7 +130,7 @@ class Panel:
         return instruction("st_ldmatrix_x4_trans", target, source)
 
 
-def _in_chunks(side: Side, group: tuple[Iterator_, ...], others: tuple[Iterator_, ...]) -> bool:
+def _in_chunks(side: Side, group: tuple[BlockIterator, ...], others: tuple[BlockIterator, ...]) -> bool:
     """Tell whether eight neighbouring cells of ``group`` lie side by side, aligned, all inside or all outside."""
     operand = side.operand
     if not isinstance(operand, Load) or not group or operand.type.bytes != 2 or operand.buffer.layout.steps:

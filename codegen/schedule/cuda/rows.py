@@ -17,12 +17,12 @@ from stagedtensor.codegen.loop_ir import (
     Assign,
     Barrier,
     Block,
+    BlockIterator,
     Buffer,
     Declare,
     Expr,
     For,
     If,
-    Iterator_,
     Let,
     Load,
     Stmt,
@@ -66,7 +66,7 @@ def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     for item in block.accumulators:
         assert item.neutral is not None
         body.append(Declare(names[item.symbol], item.neutral))
-    body.append(For(Iterator_(along.symbol, along.extent, along.bound), step, "lane"))
+    body.append(For(BlockIterator(along.symbol, along.extent, along.bound), step, "lane"))
     body += _meet_in_warp(block.accumulators, names)
     scratch: list[Stmt] = []
     if threads > WARP:
@@ -111,7 +111,7 @@ def _chunks(steps: list[Stmt]) -> list[list[Stmt]]:
 def scoped(body: tuple[Stmt, ...]) -> Stmt:
     """A body of its own scope: a loop of one iteration, which emission prints as braces."""
     symbol = index_symbol("once")
-    return For(Iterator_(symbol, as_index(1), 1), body)
+    return For(BlockIterator(symbol, as_index(1), 1), body)
 
 
 def _merge(

@@ -14,9 +14,9 @@ from stagedtensor.codegen.affine import Affine, add, constant, flat_index, multi
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Block,
+    BlockIterator,
     Buffer,
     Expr,
-    Iterator_,
     Load,
     Stmt,
     Store,
@@ -49,7 +49,7 @@ class _Stream:
     written: bool
 
 
-def grouped(block: Block) -> tuple[tuple[Iterator_, ...], tuple[Stmt, ...], str] | None:
+def grouped(block: Block) -> tuple[tuple[BlockIterator, ...], tuple[Stmt, ...], str] | None:
     """Return iterators, the last over groups, the work of one group, and a few words; None where groups do not serve."""
     if block.guard is not None or not block.iterators or points_of(block.iterators) < _LEAST_POINTS:
         return None
@@ -73,7 +73,7 @@ def grouped(block: Block) -> tuple[tuple[Iterator_, ...], tuple[Stmt, ...], str]
     body += [move for item in streams.values() if item.read for move in _moves("load", item, size)]
     body.append(loop(cell, size, inner, "unroll"))
     body += [move for item in streams.values() if item.written for move in _moves("store", item, size)]
-    groups = Iterator_(group, index(last.bound // size), last.bound // size)
+    groups = BlockIterator(group, index(last.bound // size), last.bound // size)
     return (*block.iterators[:-1], groups), tuple(body), f"elementwise, {size} points per thread, 16-byte accesses"
 
 
@@ -89,7 +89,7 @@ def _moves(verb: str, stream: _Stream, size: int) -> Iterator[Tile]:
         yield Tile(f"st_{verb}_{kind}", 1, each, 1, meaning, (to[0], source[0]))
 
 
-def _streams(block: Block, last: Iterator_) -> tuple[int, dict[Buffer, tuple[Expr, ...]]] | None:
+def _streams(block: Block, last: BlockIterator) -> tuple[int, dict[Buffer, tuple[Expr, ...]]] | None:
     """Return the size of a group and the buffers walked along ``last``, each at one place."""
     found: dict[Buffer, tuple[Expr, ...]] = {}
     flats: dict[Buffer, Affine] = {}
