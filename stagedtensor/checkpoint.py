@@ -1,7 +1,8 @@
 """Checkpoints: parameters, optimizer state, loss scaler and step count in one safetensors file.
 
 Parameters are keyed by name, optimizer state by (parameter name, kind). Loading compares everything first and reports
-every mismatch at once; it writes nothing until all is right. Files of other projects load through a name map.
+every mismatch at once; it writes nothing until all is right. Files of other projects, safetensors or GGUF, load through a
+name map.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from .conversion import convert
 from .errors import CheckpointError
+from .gguf_tensors import is_gguf, read_gguf
 from .loss_scaler import LossScaler, validated_state
 from .node import Node, Role
 from .precision import Prec, precision
@@ -114,9 +116,9 @@ def load(
     strict: bool = True,
     names: NameMap | None = None,
 ) -> LoadReport:
-    """Read what :func:`save` wrote, or another project's safetensors file through ``names``.
+    """Read what :func:`save` wrote, or another project's safetensors or GGUF file through ``names``.
 
-    Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
+    Packed weights of a GGUF file are decoded, and its extents turned round: ``(in, out)`` is shape ``(out, in)``. Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
     shape, another precision. With ``strict=False`` what fits is loaded; with it, or with ``names``, floats convert to the
     parameter's precision, rounding once. Raises CheckpointError.
 
@@ -124,7 +126,7 @@ def load(
     >>> names = {"conv2d.w": ("conv1.weight", lambda a: a.transpose(0, 2, 3, 1)), "conv2d.b": "conv1.bias"}
     """
     _check_arguments("load", path, ctx, scaler)
-    file = read_tensors(path)
+    file = read_gguf(path) if is_gguf(path) else read_tensors(path)
     wanted = _parameters(loss)
     sources = _sources(names, wanted)
     wanted |= _optimizer_state(optimizer) | _windows(scaler)
@@ -133,7 +135,7 @@ def load(
     faults = [f"{name}: not in the file" for name in plan.missing] + plan.mismatched
     scaler_state = None if scaler is None else state.get("scaler")
     if scaler is not None:
-        scaler.bind(ctx)
+        scaler.check_context(ctx)
         if scaler_state is None:
             faults.append("the loss scaler: not in the file")
         else:
@@ -147,8 +149,10 @@ def load(
         )
     for name, array in plan.arrays.items():
         ctx.set_values(tensor_of(wanted[name]), array)
-    if scaler is not None and scaler_state is not None:
-        scaler.load_state_dict(ctx, scaler_state)
+    if scaler is not None:
+        scaler.bind(ctx)
+        if scaler_state is not None:
+            scaler.load_state_dict(ctx, scaler_state)
     return LoadReport(
         tuple(plan.arrays),
         tuple(plan.converted),
@@ -176,10 +180,15 @@ class _Plan:
             source = sources.get(name, name)
             stored, change = (source, None) if isinstance(source, str) else source
             if stored not in file.arrays:
+                if stored in file.unreadable:
+                    self.mismatched.append(f"{name}: {file.unreadable[stored]}")
+                    continue
                 self.missing.append(name if stored == name else f"{name} (as {stored})")
                 continue
             self.used.add(stored)
-            array = file.arrays[stored] if change is None else np.asarray(change(file.arrays[stored]))
+            array = file.arrays[stored]
+            if change is not None:
+                array = np.asarray(change(array))
             shape = shapes.shape(node)
             if array.shape != shape.dims:
                 self.mismatched.append(f"{name}: expected shape {shape.dims} ({shape}), the file has {array.shape}")

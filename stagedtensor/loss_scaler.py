@@ -177,6 +177,11 @@ class LossScaler:
 
     def bind(self, ctx: Context) -> None:
         """Take possession of ``ctx``, or refuse a second one."""
+        self.check_context(ctx)
+        self._context = ctx
+
+    def check_context(self, ctx: Context) -> None:
+        """Refuse a context that is not the one this scaler belongs to; changes nothing."""
         if not hasattr(ctx, "set_values"):
             raise TypeError(f"LossScaler: expected a context, not {type(ctx).__name__}")
         if self._context is not None and self._context is not ctx:
@@ -184,7 +189,6 @@ class LossScaler:
                 "this LossScaler already belongs to another context; its device scalars and its host state would "
                 "diverge. Make one scaler per context (state_dict / load_state_dict carry the state over)"
             )
-        self._context = ctx
 
     def _upload(self, ctx: Context, scale: float) -> None:
         self._scale = _f32(scale)

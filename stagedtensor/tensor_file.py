@@ -11,7 +11,7 @@ import os
 import secrets
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class TensorFile:
     arrays: Mapping[str, Array]
     precisions: Mapping[str, Prec]
     metadata: Mapping[str, str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """What is in the file in a format that is not read, with the reason."""
 
 
 def write_tensors(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

@@ -339,7 +339,10 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
             st.save(tmp_path / "nowhere" / "w.safetensors", ctx, y)
         st.save(path, ctx, y)
         with pytest.raises(CheckpointError, match="loss scaler: not in the file"):
-            st.load(path, ctx, y, scaler=st.LossScaler())
+            st.load(path, ctx, y, scaler=(scaler := st.LossScaler()))
+        with st.Context("reference") as other:  # the refused load did not tie the scaler to its context
+            scaler.load_state_dict(other, st.LossScaler(init_scale=8.0).state_dict())
+            assert other.get_values(scaler.scale) == 8.0
         rate = st.host_scalar("rate", 0.1)
         loss = st.sum(y)
         with pytest.raises(CheckpointError, match=r"optimizer/mlp\.dense\.b/\w+: not in the file"):
