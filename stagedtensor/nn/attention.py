@@ -67,8 +67,8 @@ def multi_head_attention(
 
 
 @block
-def learned_positions(count: int, width: int) -> Layer:
-    """x plus a learned vector per position, for at most ``count`` tokens."""
+def learned_positions(count: int, width: int | None = None) -> Layer:
+    """x plus a learned vector per position, for at most ``count`` tokens; ``width`` is inferred from x."""
     table = param("table", output=[whole(count, "learned_positions: count")], input=[width], init=normal(0.0, 0.02))
 
     def apply(x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def gpt(
     The output layer is tied to the embedding. Positions are learned, for at most ``tokens`` of them, or ``rotary``.
     """
     table = embedding(vocabulary, width, init=normal(0.0, 0.02))
-    positions = None if rotary else learned_positions(tokens, width)
+    positions = None if rotary else learned_positions(tokens)
     blocks = [
         encoder_block(
             width,

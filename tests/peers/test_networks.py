@@ -156,7 +156,7 @@ CASES: Mapping[str, Case] = {
         [IDS],
     ),
     "learned_positions": (
-        lambda: nn.learned_positions(9, 12),
+        lambda: nn.learned_positions(9),
         lambda p, x: x + p["learned_positions.table"][: x.shape[1]],
         [SEQUENCE],
     ),
