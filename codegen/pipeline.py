@@ -24,6 +24,7 @@ from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule.cuda import schedule_cuda
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.codegen.verify import verify
@@ -84,3 +85,8 @@ def generate(
     if check:
         verify(module)
     return module
+
+
+def generate_cuda(program: SolvedProgram, numerics: Numerics, *, fusion: bool = True, check: bool = False) -> Module:
+    """Compile ``program`` into CUDA kernels, each with its launch; the same for every GPU."""
+    return schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics)

@@ -21,8 +21,7 @@ import numpy as np
 
 from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
 from stagedtensor.codegen.loop_ir import Buffer
-from stagedtensor.codegen.pipeline import blocks
-from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
 from stagedtensor.numerics import Numerics
@@ -164,7 +163,7 @@ class CudaDevice:
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate CUDA source, compile it for this device or take the binary from the cache, load it."""
-        module = schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=debug))
+        module = generate_cuda(program, numerics, fusion=fusion, check=debug)
         emitted = emit_cuda(module)
         builds = self._cache.counts.builds
         functions = self._load(emitted, numerics)

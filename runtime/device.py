@@ -39,6 +39,8 @@ class Kernel:
     nbytes: int
     path: str
     shared_bytes: int = 0
+    threads: int = 0
+    """Threads of one block on a GPU; 0 elsewhere."""
 
 
 @dataclass(frozen=True)

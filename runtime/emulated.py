@@ -21,8 +21,7 @@ import numpy as np
 
 from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource, emit_cuda
 from stagedtensor.codegen.loop_ir import Buffer
-from stagedtensor.codegen.pipeline import blocks
-from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import CompileError, MemoryCheckError
 from stagedtensor.numerics import Numerics
@@ -156,7 +155,7 @@ class EmulatedDevice:
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate CUDA source and compile it for the host, or take the library from the cache."""
-        module = schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=debug))
+        module = generate_cuda(program, numerics, fusion=fusion, check=debug)
         emitted = emit_cuda(module)
         builds = self._cache.counts.builds
         library = load_emulated(emitted, self._cache)

@@ -30,11 +30,18 @@ _WARNING = re.compile(r"\bwarning\s*[:#]")
 
 Kind = Literal["ptx", "cubin"]
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})[af]?")
-_WARPS = 64
-_BLOCKS = 32
 _REGISTERS = 65_536
-_SHARED = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}
-"""KiB of shared memory of one multiprocessor, by architecture."""
+_LIMITS = {
+    80: (64, 32, 164),
+    86: (48, 16, 100),
+    87: (48, 16, 164),
+    89: (48, 24, 100),
+    90: (64, 32, 228),
+    100: (64, 32, 228),
+    103: (64, 32, 228),
+    120: (48, 24, 100),
+}
+"""Warps, blocks and KiB of shared memory that one multiprocessor holds, by architecture."""
 _RESERVED_SHARED = 1024
 
 
@@ -51,11 +58,10 @@ class KernelResources:
         """Estimate which part of a multiprocessor's warps can be resident with blocks of ``threads`` threads."""
         warps = -(-threads // 32)
         by_registers = _REGISTERS // max(1, -(-self.registers // 8) * 8 * 32 * warps)
-        number = int(_checked(arch))
-        room = _SHARED.get(number, _SHARED[80]) * 1024
-        by_shared = room // (self.shared_bytes + _RESERVED_SHARED)
-        blocks = min(_BLOCKS, by_registers, by_shared, _WARPS // warps)
-        return blocks * warps / _WARPS
+        most_warps, most_blocks, kibibytes = _LIMITS.get(int(check_architecture(arch)), _LIMITS[80])
+        by_shared = kibibytes * 1024 // (self.shared_bytes + _RESERVED_SHARED)
+        blocks = min(most_blocks, by_registers, by_shared, most_warps // warps)
+        return blocks * warps / most_warps
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def compile_cuda(
     locate: Callable[[int], str | None] | None = None,
 ) -> CudaBinary:
     """Compile CUDA source for ``arch``; ``locate`` maps a line of the text to the user's line, for errors."""
-    number = _checked(arch)
+    number = check_architecture(arch)
     compiler = _compiler()
     target = f"--gpu-architecture={arch}" if kind == "cubin" else f"--gpu-architecture=compute_{number}"
     options = (*(FAST_OPTIONS if fast_math else OPTIONS), target)
@@ -101,7 +107,8 @@ def compile_cuda(
     return CudaBinary(arch, blob.rstrip(b"\0") if kind == "ptx" else blob, text, _resources(text))
 
 
-def _checked(arch: str) -> str:
+def check_architecture(arch: str) -> str:
+    """Return the number of an architecture, ``"90"`` of ``"sm_90"``; CompileError where it is none."""
     found = _ARCHITECTURE.fullmatch(arch) if isinstance(arch, str) else None
     if found is None:
         raise CompileError(f"expected a GPU architecture such as 'sm_80', 'sm_90' or 'sm_100', got {arch!r}")

@@ -48,7 +48,11 @@ def cuda_kernels(emitted: CudaSource) -> tuple[Kernel, ...]:
     """Describe the kernels of a routine in CUDA."""
     return tuple(
         replace(
-            _kernel(kernel.proc, kernel.text), name=kernel.name, launch=str(kernel.launch), shared_bytes=kernel.shared_bytes
+            _kernel(kernel.proc, kernel.text),
+            name=kernel.name,
+            launch=str(kernel.launch),
+            shared_bytes=kernel.shared_bytes,
+            threads=kernel.launch.threads,
         )
         for kernel in emitted.kernels
     )

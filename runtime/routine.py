@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -149,30 +149,36 @@ class Routine:
         (folder / f"{self.name}.txt").write_text(str(self) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        header = ("kernel", "expressions", "reads", "writes", "flops", "bytes", "path")
-        rows = [
-            (
-                kernel.name,
-                "; ".join(kernel.expressions),
-                " ".join(kernel.reads),
-                " ".join(kernel.writes),
-                str(kernel.flops),
-                str(kernel.nbytes),
-                kernel.path,
-            )
-            for kernel in self.kernels
-        ]
-        widths = [min(60, max(len(row[at]) for row in (header, *rows))) for at in range(len(header))]
-
-        def line(row: tuple[str, ...]) -> str:
-            cells = (text if len(text) <= width else text[: width - 1] + "…" for text, width in zip(row, widths, strict=True))
-            return "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
-
-        return "\n".join((f"routine {self.name} on {self.context.device_name}", line(header), *map(line, rows)))
+        return kernel_table(f"routine {self.name} on {self.context.device_name}", self.kernels)
 
     def __repr__(self) -> str:
         count = len(self.kernels)
         return f"<routine {self.name}: {count} kernel{'s' * (count != 1)} on {self.context.device_name}>"
+
+
+def kernel_table(title: str, kernels: Sequence[Kernel]) -> str:
+    """Return ``title`` and one line per kernel: what it computes, reads and writes, its work and the path chosen."""
+    header = ("kernel", "expressions", "reads", "writes", "flops", "bytes", "path")
+    rows = [
+        (
+            kernel.name,
+            "; ".join(kernel.expressions),
+            " ".join(kernel.reads),
+            " ".join(kernel.writes),
+            str(kernel.flops),
+            str(kernel.nbytes),
+            kernel.path,
+        )
+        for kernel in kernels
+    ]
+    widths = [min(60, max(len(row[at]) for row in (header, *rows))) for at in range(len(header))]
+    widths[-1] = max(len(row[-1]) for row in (header, *rows))  # why a path was chosen stands at its end
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = (text if len(text) <= width else text[: width - 1] + "…" for text, width in zip(row, widths, strict=True))
+        return "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
+
+    return "\n".join((title, line(header), *map(line, rows)))
 
 
 def _integer(value: Any, name: str) -> int:

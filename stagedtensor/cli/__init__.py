@@ -11,13 +11,16 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from stagedtensor.cli import cache, doctor, ops
+from stagedtensor.cli import cache, doctor, inspect, ops
 from stagedtensor.cli.command import Command
 from stagedtensor.errors import StagedTensorError
 
 COMMANDS: dict[str, Command] = {
     "doctor": Command(
         "show what was found on this machine and how to install what is missing", doctor.configure, doctor.run
+    ),
+    "inspect": Command(
+        "print the kernels and source of a block of a model text, without running it", inspect.configure, inspect.run
     ),
     "ops": Command("list the scalar operations and reductions", ops.configure, ops.run),
     "cache": Command("show or empty the cache of compiled kernels", cache.configure, cache.run),

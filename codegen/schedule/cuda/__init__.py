@@ -15,12 +15,14 @@ from stagedtensor.codegen.schedule.analysis import prune
 from stagedtensor.codegen.schedule.cuda.choose import plan_block
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, Launch
 from stagedtensor.errors import InternalError
+from stagedtensor.numerics import Numerics
 
 __all__ = ["Launch", "launch_of", "schedule_cuda"]
 
 
-def schedule_cuda(module: Module) -> Module:
-    """Return ``module`` with every block turned into one or several kernels."""
+def schedule_cuda(module: Module, numerics: Numerics | None = None) -> Module:
+    """Return ``module`` with every block turned into one or several kernels; ``numerics`` says which liberties they have."""
+    chosen = numerics or Numerics()
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
     for kernel in module.kernels:
@@ -28,7 +30,7 @@ def schedule_cuda(module: Module) -> Module:
             if not isinstance(stmt, Block):
                 raise InternalError(f"kernel {kernel.name} holds {type(stmt).__name__}, which has no CUDA schedule")
             base = kernel.name if len(kernel.body) == 1 else stmt.name
-            for nest in plan_block(stmt):
+            for nest in plan_block(stmt, chosen):
                 kernels.append(_proc(kernel, stmt, base, nest))
                 scratch += nest.scratch
     return replace(module, kernels=tuple(kernels), temporaries=(*module.temporaries, *scratch))

@@ -20,6 +20,7 @@ from stagedtensor.codegen.schedule.cuda.tile import tile
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
 from stagedtensor.codegen.schedule.split import combinable, split
+from stagedtensor.numerics import Numerics
 
 _SPLIT = Machine(
     vector_bytes=16, registers=64, split_points=16_384, block_points=4_096, most_blocks=256, few_results=128
@@ -30,7 +31,7 @@ _SHORT = 32
 _LEAST_TILE = 8
 
 
-def plan_block(block: Block) -> tuple[CudaNest, ...]:
+def plan_block(block: Block, numerics: Numerics) -> tuple[CudaNest, ...]:
     """Return the launches that compute ``block``."""
     block = without_single_lets(block)
     cost = cost_of(block)
