@@ -41,14 +41,21 @@ def cross_entropy(
         raise ValueError(f'cross_entropy: reduction is "mean", "sum" or "none", not {reduction!r}')
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r}")
-    specified = target.node.settled or target.node.specified
-    soft = specified is not None and specified.prec.is_float
+    soft = _are_probabilities(target)
     if not soft:
         check_ids(target, "cross_entropy")
     elif ignore_index is not None:
         raise ValueError("cross_entropy: ignore_index goes with integer labels; use mask= with class probabilities")
     weights = None if mask is None else lift(mask)
     return _cross_entropy(x, (target, soft, weights), axis, reduction, float(label_smoothing), ignore_index)
+
+
+def _are_probabilities(labels: Tensor) -> bool:
+    """Whether labels are floats; a terminal that nobody gave a precision is an integer."""
+    specified = labels.node.settled or labels.node.specified
+    if specified is not None:
+        return specified.prec.is_float
+    return labels.node.record is not None and labels.precision.is_float
 
 
 @composite("cross_entropy", float_only=True, wide_result=True)

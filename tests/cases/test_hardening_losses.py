@@ -62,6 +62,23 @@ def test_chances_that_do_not_sum_to_one_weigh_their_row() -> None:
 
 
 @both_devices
+def test_labels_that_are_computed(device: str) -> None:
+    """Chances that another network computes are floats though nobody gave them a precision; ids that are computed are ids."""
+    logits, teacher = np.array([[0.5, -1.0, 2.0], [0.0, 1.0, 3.0]], np.float32), np.array([[1.0, 3.0, 2.0], [4.0, 0.0, 1.0]])
+    chances = np.exp(log_probabilities(teacher))
+    with program(device) as p:
+        x, y = p.input(logits, batch=1), p.input(teacher.astype(np.float32), batch=1)
+        soft = st.cross_entropy(x, st.softmax(y), reduction="none")
+        hard = st.cross_entropy(x, st.argmax(y), reduction="none")
+        shifted = st.cross_entropy(x, st.argmax(y) + 1, reduction="none")
+        found = p.run(soft, hard, shifted)
+    logs = log_probabilities(logits)
+    np.testing.assert_allclose(found[0], -(chances * logs).sum(-1), rtol=1e-6)
+    np.testing.assert_allclose(found[1], -logs[[0, 1], [1, 0]], rtol=1e-6)
+    np.testing.assert_allclose(found[2], -logs[[0, 1], [2, 1]], rtol=1e-6)
+
+
+@both_devices
 def test_joining_many_tensors_takes_no_cubic_time(device: str) -> None:
     """Each of the 150 parts is one statement; none looks at the blocks of the others."""
     parts: list[Any] = [np.full(2, number, np.float32) for number in range(150)]

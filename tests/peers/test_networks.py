@@ -200,6 +200,7 @@ def test_block(name: str, prec: str) -> None:
 
 
 LOGITS, TARGETS = Input(1, draw(5, 4)), Input(1, np.abs(draw(5, 3))[:, [0, 1, 2, 0]] % 1.0)
+CLASSES = Input(1, np.array([0, 2, 3, 1, 0]))
 SIGNS = Input(1, np.sign(draw(5, 4)[::-1].copy()))
 LOSSES: Mapping[str, tuple[Callable[..., st.Tensor], Callable[..., Any], list[Input]]] = {
     "mse": (st.mse, lambda p, x, y: F.mse_loss(x, y), [LOGITS, SIGNS]),
@@ -220,6 +221,37 @@ LOSSES: Mapping[str, tuple[Callable[..., st.Tensor], Callable[..., Any], list[In
         [LOGITS, TARGETS],
     ),
     "hinge": (st.hinge, lambda p, x, y: torch.relu(1 - x * y).mean(), [LOGITS, SIGNS]),
+    "cross_entropy": (st.cross_entropy, lambda p, x, y: F.cross_entropy(x, y.long()), [LOGITS, CLASSES]),
+    "cross_entropy_smoothed": (
+        lambda x, y: st.cross_entropy(x, y, label_smoothing=0.2, reduction="sum"),
+        lambda p, x, y: F.cross_entropy(x, y.long(), label_smoothing=0.2, reduction="sum"),
+        [LOGITS, CLASSES],
+    ),
+    "cross_entropy_ignored": (
+        lambda x, y: st.cross_entropy(x, y, label_smoothing=0.1, ignore_index=2),
+        lambda p, x, y: F.cross_entropy(x, y.long(), label_smoothing=0.1, ignore_index=2),
+        [LOGITS, CLASSES],
+    ),
+    "cross_entropy_masked": (
+        lambda x, y: st.cross_entropy(x, y, mask=y, reduction="none"),
+        lambda p, x, y: F.cross_entropy(x, y.long(), reduction="none") * (y != 0),
+        [LOGITS, CLASSES],
+    ),
+    "cross_entropy_masked_mean": (
+        lambda x, y: st.cross_entropy(x, y, mask=y),
+        lambda p, x, y: (F.cross_entropy(x, y.long(), reduction="none") * (y != 0)).sum() / (y != 0).sum(),
+        [LOGITS, CLASSES],
+    ),
+    "cross_entropy_probabilities": (
+        lambda x, y: st.cross_entropy(x, st.softmax(y), label_smoothing=0.1),
+        lambda p, x, y: F.cross_entropy(x, torch.softmax(y, -1), label_smoothing=0.1),
+        [LOGITS, SIGNS],
+    ),
+    "cross_entropy_first_axis": (
+        lambda x, y: st.cross_entropy(x, y, axis=("output", 0)),
+        lambda p, x, y: F.cross_entropy(x, y.long()),
+        [Input(1, draw(2, 4, 3)), Input(1, tokens(2, 3, count=4))],
+    ),
 }
 
 
