@@ -159,7 +159,7 @@ class Context:
         ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
         The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
         every node a buffer: slow, the same bits. ``debug`` verifies the generated code and raises after a run whose gather
-        ids were out of range. A failed compile settles nothing.
+        ids or class labels were out of range. A failed compile settles nothing.
         """
         if numerics is not None:
             _require_numerics(numerics)
@@ -184,8 +184,8 @@ class Context:
         self, comp: Comp, name: str, numerics: Numerics, kept: frozenset[Node], *, debug: bool, fusion: bool
     ) -> Routine:
         solved = solve_program(comp, name, keep=kept)
-        looked_up = id_checks.gathers(solved.statements, solved.shape) if debug else ()
-        kept |= {item.ids for item in looked_up}
+        looked_up = id_checks.lookups(solved.statements, solved.shape) if debug else ()
+        kept |= {node for item in looked_up for node in item.nodes}
         facts = linking.inspect(solved, comp)
         borrowed = frozenset(node for node in facts.inputs if node in self._store.stored)
         linking.check_inputs(facts, borrowed, kept.difference(self._store.stored))
@@ -219,13 +219,13 @@ class Context:
         routine.simple = not (executable.scalars or facts.consumes or facts.produces)
         return routine
 
-    def _with_checks(self, launch: Callable[[], None], looked_up: Sequence[id_checks.Gather]) -> Callable[[], None]:
+    def _with_checks(self, launch: Callable[[], None], looked_up: Sequence[id_checks.Lookup]) -> Callable[[], None]:
         if not looked_up:
             return launch
 
         def run() -> None:
             launch()
-            id_checks.check(looked_up, self._store.read)
+            id_checks.check(looked_up, self._store.read, lambda node: self._store.stored[node].shape)
 
         return run
 

@@ -13,8 +13,8 @@ from .functions.normalised import finite_or_zero, log_total_inside
 from .functions.pointwise import clamp, log, relu, softplus, where
 from .functions.reductions import divided_by_count, reduce_tree
 from .source import user_source
-from .specs import Spec
-from .statements import Access, Apply, DimValue, Expr, IterValue, NumberLiteral, Slot
+from .specs import Spec, pointwise
+from .statements import LABELS, Access, Apply, DimValue, Expr, IterValue, NumberLiteral, Slot
 from .tensor import Tensor, TensorLike, apply_op, lift, no_gradient
 
 Reduction = Literal["mean", "sum", "none"]
@@ -33,8 +33,8 @@ def cross_entropy(
     """-log softmax(logits)[label], over the class ``axis``.
 
     Integer labels have the logits' shape without the class axis (out of range: clamped); float labels are class
-    probabilities of the logits' shape. The mean is over all remaining cells that ``mask`` (not 0) and ``ignore_index``
-    leave, one cell; with none left it is 0. The result is f32 or wider.
+    probabilities of the logits' shape. The mean is over all remaining cells that ``mask`` (not 0; it broadcasts to them) and
+    ``ignore_index`` leave, one cell; with none left it is 0. The result is f32 or wider.
     """
     x, target = lift(logits), lift(labels)
     if reduction not in ("mean", "sum", "none"):
@@ -72,12 +72,12 @@ def _cross_entropy(
     if len(axes.names) != 1:
         raise ShapeError(f"cross_entropy: expected one class axis, got {axis!r} ({user_source().quoted()})")
     row = log_total_inside(x, axes)
-    cells = _expected(x, labels, row, axes) if soft else row[1] - _picked(x, labels, row[0], axes)
+    cells = _expected(x, labels, row, axes) if soft else row[1] - _picked(x, labels, row[0], axes, ignore_index, mask)
     if smoothing:
         shifted = reduce_tree("sum", (x, row[0]), axes, (axes.full, axes.kept), _below_top)
         average = row[1] - divided_by_count(shifted, x, axes, keepdims=False)
         cells = cells * (1.0 - smoothing) + average * smoothing
-    valid = _valid(labels, mask, ignore_index, axes)
+    valid = _valid(cells, labels, mask, ignore_index)
     if valid is not None:
         cells = apply_op(
             "where",
@@ -109,7 +109,9 @@ def _below_top(a: Expr, top: Expr) -> Expr:
     return Apply("sub", (a, finite_or_zero(top)))
 
 
-def _picked(x: Tensor, labels: Tensor, top: Tensor, axes: Axes) -> Tensor:
+def _picked(
+    x: Tensor, labels: Tensor, top: Tensor, axes: Axes, ignore_index: int | None, mask: Tensor | None
+) -> Tensor:
     """The logit of the label less the row's maximum, a masked sum so that the gradient needs no scatter."""
     (name,) = axes.names
 
@@ -125,7 +127,11 @@ def _picked(x: Tensor, labels: Tensor, top: Tensor, axes: Axes) -> Tensor:
         tree,
         reduction="add",
         slots=(Slot.DATA, Slot.INDEX, Slot.DATA),
-        attributes={"reduction": "add", "axes": axes},
+        attributes={
+            "reduction": "add",
+            "axes": axes,
+            LABELS: (name, ignore_index, None if mask is None else mask.node),
+        },
     )
 
 
@@ -139,25 +145,26 @@ def _expected(x: Tensor, labels: Tensor, row: tuple[Tensor, Tensor], axes: Axes)
     return reduce_tree("expected", (x, labels, *row), axes, (axes.full, axes.full, axes.kept, axes.kept), tree)
 
 
-def _valid(labels: Tensor, mask: Tensor | None, ignore_index: int | None, axes: Axes) -> Tensor | None:
+def _valid(cells: Tensor, labels: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor | None:
+    """1 in cells that count, of the cells' shape, to which a mask broadcasts."""
     if mask is None and ignore_index is None:
         return None
-    operands, specs, slots = [labels], [axes.kept], [Slot.INDEX]
+    operands, slots = [cells], [Slot.PREDICATE]  # read for its shape
+    if ignore_index is not None:
+        operands, slots = [*operands, labels], [*slots, Slot.INDEX]
     if mask is not None:
-        operands, specs, slots = [*operands, mask], [*specs, axes.kept], [*slots, Slot.PREDICATE]
-    if ignore_index is None:
-        operands, specs, slots = operands[1:], specs[1:], slots[1:]
+        operands, slots = [*operands, mask], [*slots, Slot.PREDICATE]
 
     def tree(*reads: Access) -> Expr:
         tests: list[Expr] = []
         if ignore_index is not None:
-            tests.append(Apply("ne", (reads[0], NumberLiteral(ignore_index))))
+            tests.append(Apply("ne", (reads[1], NumberLiteral(ignore_index))))
         if mask is not None:
             tests.append(reads[-1])
         test = tests[0] if len(tests) == 1 else Apply("and", tuple(tests))
         return Apply("where", (test, NumberLiteral(1.0), NumberLiteral(0.0)))
 
-    return apply_op("valid", operands, Spec(tuple(specs), axes.kept), tree, slots=slots, rule=None)
+    return apply_op("valid", operands, pointwise(len(operands)), tree, slots=slots, rule=None)
 
 
 # -- regression and margin losses ---------------------------------------------------------------------------------

@@ -188,6 +188,10 @@ class Operand:
     slot: Slot = Slot.DATA
 
 
+LABELS = "labels"
+"""Attribute of an op that picks a cell by a class label: (name of the class axis, label to ignore, mask node)."""
+
+
 @dataclass(eq=False)
 class OpRecord:
     """How one op result is computed: the solvers, autodiff and lowering all read this.

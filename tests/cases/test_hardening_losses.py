@@ -79,6 +79,27 @@ def test_labels_that_are_computed(device: str) -> None:
 
 
 @both_devices
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (2, 1), ()])
+def test_a_mask_broadcasts_and_cells_without_weight_do_not_count(device: str, shape: tuple[int, ...]) -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    labels = np.array([[0, 1, 2], [3, 0, -1]])
+    mask = (np.arange(6).reshape(2, 3) % 4 != 1)[: shape[0] if len(shape) == 2 else 1, : shape[-1] if shape else 1]
+    mask = mask.reshape(shape)
+    with program(device) as p:
+        x, y = p.input(logits, batch=2, requires_grad=True), p.input(labels, st.i32, batch=2)
+        m = p.input(mask.astype(np.float32), batch=len(shape))
+        loss = st.cross_entropy(x, y, mask=m, ignore_index=-1)
+        (slope,) = p.gradients(loss, x)
+        (found,) = p.run(loss)
+    counted = np.broadcast_to(mask, (2, 3)) & (labels != -1)
+    logs = log_probabilities(logits)
+    cells = -np.take_along_axis(logs, labels.clip(0)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(found, cells[counted].mean(), rtol=1e-6)
+    expected = (np.exp(logs) - np.eye(4)[labels.clip(0)]) * counted[..., None] / counted.sum()
+    np.testing.assert_allclose(slope, expected, atol=1e-6)
+
+
+@both_devices
 def test_joining_many_tensors_takes_no_cubic_time(device: str) -> None:
     """Each of the 150 parts is one statement; none looks at the blocks of the others."""
     parts: list[Any] = [np.full(2, number, np.float32) for number in range(150)]
