@@ -24,7 +24,8 @@ class ScalarOp:
     (``prelude`` True) and the interpreter takes them from the prelude's mirror. ``float_only``: integer operands join
     with the session default. ``keeps_format``: the result of operands in a narrow format is in that format, so the
     storage rounding may be dropped. ``predicates``: argument positions that are tested against zero. ``neutral``: the
-    element an accumulation with this op starts from.
+    element an accumulation with this op starts from. ``non_differentiable``: why no gradient rule has a row for it; empty
+    where one must have.
     """
 
     name: str
@@ -36,9 +37,20 @@ class ScalarOp:
     prelude: bool = False
     predicates: tuple[int, ...] = ()
     neutral: float | None = None
-    differentiable: bool = True
+    non_differentiable: str = ""
     symbol: str = ""
     """How the textual forms and comments print it, if infix."""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient passes."""
+        return not self.non_differentiable
+
+
+STEP = "a step function: its slope is 0 wherever it has one"
+COMPARISON = "a comparison: its result is 0 or 1"
+_FLAG = "a truth value: its result is 0 or 1"
+_DRAW = "a random draw: its operands are a key and a counter"
 
 
 def _floordiv(a: Array, b: Array) -> Array:
@@ -104,7 +116,7 @@ OPS: dict[str, ScalarOp] = _row(
     ScalarOp("sub", 2, np.subtract, neutral=0.0, symbol="-"),
     ScalarOp("mul", 2, np.multiply, neutral=1.0, symbol="*"),
     ScalarOp("div", 2, np.divide, neutral=1.0, float_only=True, symbol="/"),
-    ScalarOp("floordiv", 2, _floordiv, differentiable=False, symbol="//"),
+    ScalarOp("floordiv", 2, _floordiv, non_differentiable=STEP, symbol="//"),
     ScalarOp("mod", 2, _mod, symbol="%"),
     ScalarOp("pow", 2, _pow, prelude=True, symbol="**"),
     ScalarOp("fma", 3, lambda a, b, c: a * b + c),
@@ -112,11 +124,11 @@ OPS: dict[str, ScalarOp] = _row(
     ScalarOp("minimum", 2, _minimum, keeps_format=True, neutral=float("inf")),
     ScalarOp("neg", 1, np.negative, keeps_format=True, symbol="-"),
     ScalarOp("abs", 1, np.abs, keeps_format=True),
-    ScalarOp("sign", 1, _sign, keeps_format=True, differentiable=False),
-    ScalarOp("floor", 1, np.floor, keeps_format=True, differentiable=False),
-    ScalarOp("ceil", 1, np.ceil, keeps_format=True, differentiable=False),
-    ScalarOp("round", 1, np.rint, keeps_format=True, differentiable=False),
-    ScalarOp("trunc", 1, np.trunc, keeps_format=True, differentiable=False),
+    ScalarOp("sign", 1, _sign, keeps_format=True, non_differentiable=STEP),
+    ScalarOp("floor", 1, np.floor, keeps_format=True, non_differentiable=STEP),
+    ScalarOp("ceil", 1, np.ceil, keeps_format=True, non_differentiable=STEP),
+    ScalarOp("round", 1, np.rint, keeps_format=True, non_differentiable=STEP),
+    ScalarOp("trunc", 1, np.trunc, keeps_format=True, non_differentiable=STEP),
     ScalarOp("relu", 1, _relu, keeps_format=True),
     ScalarOp("identity", 1, lambda a: a, keeps_format=True),
     # float functions
@@ -134,16 +146,16 @@ OPS: dict[str, ScalarOp] = _row(
     ScalarOp("erf", 1, _erf, float_only=True, prelude=True),
     ScalarOp("erfc", 1, _erfc, float_only=True, prelude=True),
     # comparisons: 0 or 1 in the operands' join
-    ScalarOp("lt", 2, lambda a, b: _as(a, a < b), "comparison", differentiable=False, symbol="<"),
-    ScalarOp("le", 2, lambda a, b: _as(a, a <= b), "comparison", differentiable=False, symbol="<="),
-    ScalarOp("gt", 2, lambda a, b: _as(a, a > b), "comparison", differentiable=False, symbol=">"),
-    ScalarOp("ge", 2, lambda a, b: _as(a, a >= b), "comparison", differentiable=False, symbol=">="),
-    ScalarOp("eq", 2, lambda a, b: _as(a, a == b), "comparison", differentiable=False, symbol="=="),
-    ScalarOp("ne", 2, lambda a, b: _as(a, a != b), "comparison", differentiable=False, symbol="!="),
+    ScalarOp("lt", 2, lambda a, b: _as(a, a < b), "comparison", non_differentiable=COMPARISON, symbol="<"),
+    ScalarOp("le", 2, lambda a, b: _as(a, a <= b), "comparison", non_differentiable=COMPARISON, symbol="<="),
+    ScalarOp("gt", 2, lambda a, b: _as(a, a > b), "comparison", non_differentiable=COMPARISON, symbol=">"),
+    ScalarOp("ge", 2, lambda a, b: _as(a, a >= b), "comparison", non_differentiable=COMPARISON, symbol=">="),
+    ScalarOp("eq", 2, lambda a, b: _as(a, a == b), "comparison", non_differentiable=COMPARISON, symbol="=="),
+    ScalarOp("ne", 2, lambda a, b: _as(a, a != b), "comparison", non_differentiable=COMPARISON, symbol="!="),
     # logic on "is not zero"
-    ScalarOp("and", 2, lambda a, b: _as(a, (a != 0) & (b != 0)), "logic", differentiable=False, predicates=(0, 1)),
-    ScalarOp("or", 2, lambda a, b: _as(a, (a != 0) | (b != 0)), "logic", differentiable=False, predicates=(0, 1)),
-    ScalarOp("not", 1, lambda a: _as(a, a == 0), "logic", differentiable=False, predicates=(0,)),
+    ScalarOp("and", 2, lambda a, b: _as(a, (a != 0) & (b != 0)), "logic", non_differentiable=_FLAG, predicates=(0, 1)),
+    ScalarOp("or", 2, lambda a, b: _as(a, (a != 0) | (b != 0)), "logic", non_differentiable=_FLAG, predicates=(0, 1)),
+    ScalarOp("not", 1, lambda a: _as(a, a == 0), "logic", non_differentiable=_FLAG, predicates=(0,)),
     # the finiteness test of gradients: +inf where the exponent field is all ones, else +0; on the integer bits
     ScalarOp(
         "nonfinite",
@@ -151,13 +163,17 @@ OPS: dict[str, ScalarOp] = _row(
         lambda a: np.where(np.isfinite(a), np.zeros_like(a), np.full_like(a, np.inf)),
         "logic",
         float_only=True,
-        differentiable=False,
+        non_differentiable="the finiteness test of gradients, which nothing trains",
     ),
     # select: a where the predicate is not zero, else b; nothing is evaluated into the result of the branch not taken
     ScalarOp("where", 3, lambda c, a, b: np.where(c != 0, a, b), "select", keeps_format=True, predicates=(0,)),
     # counter-based random numbers: (key0, key1, counter) -> [0, 1) or standard normal
-    ScalarOp("random_uniform", 3, lambda *_: _unavailable("random_uniform"), "random", differentiable=False, prelude=True),
-    ScalarOp("random_normal", 3, lambda *_: _unavailable("random_normal"), "random", differentiable=False, prelude=True),
+    ScalarOp(
+        "random_uniform", 3, lambda *_: _unavailable("random_uniform"), "random", prelude=True, non_differentiable=_DRAW
+    ),
+    ScalarOp(
+        "random_normal", 3, lambda *_: _unavailable("random_normal"), "random", prelude=True, non_differentiable=_DRAW
+    ),
 )
 """The op table, by name."""
 

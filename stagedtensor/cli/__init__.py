@@ -22,7 +22,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command(
         "print the kernels and source of a block of a model text, without running it", inspect.configure, inspect.run
     ),
-    "ops": Command("list the scalar operations and reductions", ops.configure, ops.run),
+    "ops": Command("show the status of every op: back ends, gradients, export, encodings", ops.configure, ops.run),
     "cache": Command("show or empty the cache of compiled kernels", cache.configure, cache.run),
 }
 """Subcommands by name, in the order that ``--help`` lists them."""

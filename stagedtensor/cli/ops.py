@@ -1,35 +1,36 @@
-"""``ops``: the operation table and the reductions, as a terminal table."""
+"""``ops``: the status of every public op, as the page of the documents or as JSON; written, or compared with a file."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from stagedtensor.op_status import as_json, as_markdown, status
 
-from stagedtensor.op_table import OPS, REDUCTIONS
+_FORMATS = {"md": as_markdown, "json": as_json}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``ops``: none."""
+    """Add the arguments of ``ops``."""
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="md", help="Markdown (the default) or JSON")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--write", metavar="PATH", type=Path, help="write the file instead of printing")
+    where.add_argument("--check", metavar="PATH", type=Path, help="status 1 where the file is not what would be written")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every scalar operation and every reduction."""
-    console = Console(highlight=False)
-    operations = Table(title="Scalar operations")
-    for column in ("name", "infix", "operands", "class", "gradient", "result"):
-        operations.add_column(column)
-    for op in OPS.values():
-        gradient = "yes" if op.differentiable else "none"
-        result = "float" if op.float_only else "the operand's format" if op.keeps_format else "join of the operands"
-        operations.add_row(op.name, Text(op.symbol), str(op.arity), op.op_class, gradient, result)
-    console.print(operations)
-    reductions = Table(title="Reductions")
-    for column in ("name", "combines with", "starts from"):
-        reductions.add_column(column)
-    for reduction in REDUCTIONS.values():
-        reductions.add_row(reduction.name, reduction.combine, f"{reduction.neutral:g}")
-    console.print(reductions)
+    """Print the matrix, write it, or say whether a file is fresh."""
+    text = _FORMATS[arguments.format](status())
+    if arguments.check is not None:
+        path: Path = arguments.check
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return 0
+        command = f"python -m stagedtensor ops --format {arguments.format} --write {path}"
+        print(f"{path} is out of date; write it anew with {command}", file=sys.stderr)
+        return 1
+    if arguments.write is not None:
+        arguments.write.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
     return 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from stagedtensor.cli import COMMANDS, build_parser, main
-from stagedtensor.op_table import OPS
+from stagedtensor.op_status import status
+from stagedtensor.public_ops import PUBLIC_OPS
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 
 
@@ -55,11 +56,14 @@ def test_cache_is_shown_and_emptied(capsys: pytest.CaptureFixture[str], folder: 
     assert capsys.readouterr().out.startswith("0 entries")
 
 
-def test_ops_lists_every_op(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_prints_the_matrix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {name: PUBLIC_OPS[name] for name in ("add", "sign")}
+    monkeypatch.setattr("stagedtensor.cli.ops.status", lambda: status(chosen))
     assert main(["ops"]) == 0
-    printed = capsys.readouterr().out
-    first_words = {line.replace("│", " ").split()[0] for line in printed.splitlines() if line.startswith("│")}
-    assert set(OPS) <= first_words
+    lines = capsys.readouterr().out.splitlines()
+    assert "| add | yes | yes | yes | yes | n/a |" in lines
+    assert "| sign | yes | yes | n/a | yes | n/a |" in lines
+    assert "| op | forward C | forward CUDA | Backward | StableHLO | fused encodings |" in lines
 
 
 def test_an_error_is_one_message_and_status_1(
