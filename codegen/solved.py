@@ -13,7 +13,8 @@ from stagedtensor.dims import Shape
 from stagedtensor.node import Node, Role
 from stagedtensor.precision import Prec
 from stagedtensor.shapes.index import Projected
-from stagedtensor.statements import Statement
+from stagedtensor.shapes.solution import ScopeShapes
+from stagedtensor.statements import Scope, Statement
 
 BOUND_ROLES = frozenset(
     (Role.PARAM, Role.STATE, Role.PLACEHOLDER, Role.HOST_SCALAR, Role.CELL, Role.CONSTANT, Role.LITERAL)
@@ -39,6 +40,8 @@ class SolvedProgram:
     keep: frozenset[Node] = frozenset()
     saturates: Callable[[Node], bool] = lambda node: bool(node.saturate)
     """Whether finite overflow at a store to the node gives the greatest finite value."""
+    extents: Callable[[Scope], ScopeShapes] | None = None
+    """The solved extents of a scope, which with its spec decide what ``projected`` gives; asked for by fingerprints."""
 
     def is_external(self, node: Node) -> bool:
         """Whether the host or another routine may see the node's buffer."""

@@ -195,10 +195,9 @@ class Context:
             self._stats.cache_hits += 1
         else:
             self._stats.compiles += 1
-        external = [buffer.node for buffer in executable.external]
         scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
         with self._store.all_or_nothing():
-            buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in external]
+            buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in executable.external]
             launch = executable.bind(buffers, scalars)
             solved.settle(name)
         routine = Routine(

@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from stagedtensor.codegen.emit.c import CSource, emit_module
-from stagedtensor.codegen.loop_ir import Module
-from stagedtensor.codegen.pipeline import generate
+from stagedtensor.codegen.fingerprint import fingerprint
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
+from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
-from stagedtensor.runtime import reading
+from stagedtensor.runtime.code_cache import cached_code
 from stagedtensor.runtime.compiler import Compiler, find_compiler
+from stagedtensor.runtime.cpu_code import CpuCode
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import DrawLibrary
-from stagedtensor.runtime.kernel_cache import KernelCache
+from stagedtensor.runtime.generator_version import generator_version
+from stagedtensor.runtime.kernel_cache import KernelCache, digest
 from stagedtensor.runtime.shared_library import load_library
 from stagedtensor.runtime.target import Target, detect, target as target_by_name
-from stagedtensor.runtime.thread_pool import POOL_HEADER, ThreadPool
+from stagedtensor.runtime.thread_pool import ThreadPool
 
 _ALIGNMENT = 64
 _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
@@ -94,43 +95,64 @@ class CpuDevice:
 
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
-        """Generate C, compile it or take it from the cache, load it."""
-        module = generate(program, self.target, numerics, fusion=fusion, check=debug)
-        emitted = emit_module(module, self.target, header=POOL_HEADER)
+        """Generate C and compile it, or take both from the cache; load the library."""
+        code, nodes = self._code(program, numerics, fusion=fusion, debug=debug)
         builds = self._cache.counts.builds
         library = load_library(
-            emitted.text,
+            code.text,
             compiler=self.compiler,
             target=self.target,
             cache=self._cache,
             key=(repr(numerics.key()),),
-            locate=emitted.locate,
+            locate=code.locate,
         )
         return Executable(
-            emitted.text,
-            reading.kernels(module, emitted),
-            emitted.buffers,
-            tuple(symbol.hint for symbol in emitted.scalars),
-            self._binder(library, emitted, limit=1 if _is_small(module) else 0),
-            temporaries=reading.planned(emitted.plan),
-            arena_bytes=emitted.arena_bytes,
-            saved_bytes=emitted.plan.saved,
+            code.text,
+            code.kernels,
+            tuple(nodes[number] for number in code.external),
+            code.scalars,
+            self._binder(library, code),
+            temporaries=code.temporaries,
+            arena_bytes=code.arena_bytes,
+            saved_bytes=code.saved_bytes,
             from_cache=self._cache.counts.builds == builds,
-            placements=dict(module.placements),
-            module=module,
+            types=code.types,
+            locate=code.locate,
         )
 
+    def _code(
+        self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool
+    ) -> tuple[CpuCode, Sequence[Node]]:
+        """Return the code of a program and the nodes that its numbers stand for."""
+        known, version = None if debug else fingerprint(program), generator_version()
+        numbers: dict[Node, int] = {} if known is None else {node: number for number, node in enumerate(known.nodes)}
+
+        def generate() -> CpuCode:
+            # the compiler of this package: not loaded where the cache knows the program
+            from stagedtensor.runtime.cpu_generation import generate_cpu
+
+            return generate_cpu(program, self.target, numerics, numbers, fusion=fusion, check=debug)
+
+        if known is None or version is None:
+            code = generate()
+        else:
+            target = (self.target.name, *sorted(self.target.features), str(self.target.vector_bytes))
+            key = digest("program", version, known.text, repr(target), repr(numerics.key()), str(fusion))
+            code = cached_code(self._cache, key, generate)
+        return code, tuple(numbers)
+
     def _binder(
-        self, library: ctypes.CDLL, emitted: CSource, limit: int
+        self, library: ctypes.CDLL, code: CpuCode
     ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
-        entry = ctypes.cast(getattr(library, emitted.entry), ctypes.c_void_p).value
+        entry = ctypes.cast(getattr(library, code.entry), ctypes.c_void_p).value
+        limit = 1 if code.flops < _SERIAL_FLOPS and code.nbytes < _SERIAL_BYTES else 0
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
             try:
-                arena = aligned(emitted.arena_bytes)
+                arena = aligned(code.arena_bytes)
             except (MemoryError, ValueError) as error:
                 raise ContextError(
-                    f"the temporaries of this routine need {emitted.arena_bytes / 2**30:.1f} GiB, more than can be "
+                    f"the temporaries of this routine need {code.arena_bytes / 2**30:.1f} GiB, more than can be "
                     f"allocated: {error}\n  compute in smaller batches, or save fewer intermediate values"
                 ) from None
             addresses = [buffer.ctypes.data for buffer in buffers] + [arena.ctypes.data]
@@ -172,12 +194,6 @@ def aligned(nbytes: int) -> Array:
     raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + nbytes]
-
-
-def _is_small(module: Module) -> bool:
-    flops = sum(kernel.cost.flops for kernel in module.kernels)
-    nbytes = sum(kernel.cost.nbytes for kernel in module.kernels)
-    return flops < _SERIAL_FLOPS and nbytes < _SERIAL_BYTES
 
 
 def _runnable(target: Target) -> Target:

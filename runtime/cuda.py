@@ -170,15 +170,14 @@ class CudaDevice:
         return Executable(
             emitted.text,
             reading.cuda_kernels(emitted),
-            emitted.buffers,
+            tuple(buffer.node for buffer in emitted.buffers),
             tuple(symbol.hint for symbol in emitted.scalars),
             self._binder(functions, emitted),
             temporaries=reading.planned(emitted.plan),
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
             from_cache=self._cache.counts.builds == builds,
-            placements=dict(module.placements),
-            module=module,
+            types=reading.types(module),
             language="cuda",
             locate=emitted.locate,
         )

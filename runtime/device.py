@@ -5,17 +5,17 @@ Buffers are opaque to everything above: a device allocates, uploads and download
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
 
 if TYPE_CHECKING:  # the protocol speaks of them; only a device loads them
-    from stagedtensor.codegen.loop_ir import Buffer, Module
     from stagedtensor.codegen.solved import SolvedProgram
 
 Array = np.ndarray[Any, Any]
@@ -59,21 +59,21 @@ class MemoryLine:
 class Executable:
     """What a device makes of a program: text, kernels and a way to bind it to buffers.
 
-    ``external`` buffers and ``scalars`` (dynamic extents, static indices) are to be bound in this order. ``bind`` takes the
+    The buffers of the nodes ``external`` and ``scalars`` (dynamic extents, static indices) are to be bound in this order. ``bind`` takes the
     device buffers and the int64 scalars and returns the launch.
     """
 
     source: str
     kernels: tuple[Kernel, ...]
-    external: tuple[Buffer, ...]
+    external: tuple[Node, ...]
     scalars: tuple[str, ...]
     bind: Callable[[Sequence[Any], Array], Callable[[], None]]
     temporaries: tuple[MemoryLine, ...] = ()
     arena_bytes: int = 0
     saved_bytes: int = 0
     from_cache: bool = False
-    placements: dict[Any, Any] = field(default_factory=dict)
-    module: Module | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+    """The formats of the kernels' buffers, by name."""
     language: Literal["c", "cuda", "ir"] = "c"
     """What ``source`` is written in."""
     locate: Callable[[int], str | None] | None = None

@@ -113,7 +113,15 @@ def check_inputs(facts: Facts, borrowed: frozenset[Node], kept: frozenset[Node])
 def for_codegen(solved: Solved, keep: frozenset[Node]) -> SolvedProgram:
     """Return what code generation takes."""
     return SolvedProgram(
-        solved.name, solved.statements, solved.comments, solved.shape, solved.prec, solved.projected, keep, solved.saturates
+        solved.name,
+        solved.statements,
+        solved.comments,
+        solved.shape,
+        solved.prec,
+        solved.projected,
+        keep,
+        solved.saturates,
+        solved.shapes.scope,
     )
 
 

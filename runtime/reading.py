@@ -66,3 +66,8 @@ def planned(plan: MemoryPlan) -> tuple[MemoryLine, ...]:
 def unplanned(module: Module) -> tuple[MemoryLine, ...]:
     """Describe temporaries that have memory of their own."""
     return tuple(_line(buffer, None, None) for buffer in module.temporaries)
+
+
+def types(module: Module) -> dict[str, str]:
+    """Return the format of every buffer that kernels share, by name."""
+    return {buffer.name: buffer.type.name for kernel in module.kernels for buffer in kernel.params}

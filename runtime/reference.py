@@ -64,12 +64,12 @@ class ReferenceDevice:
         return Executable(
             pretty(module),
             reading.kernels(module, None),
-            module.external,
+            tuple(buffer.node for buffer in module.external),
             tuple(symbol.hint for symbol in symbols),
             bind,
             temporaries=reading.unplanned(module),
             arena_bytes=sum(buffer.nbytes for buffer in module.temporaries),
-            module=module,
+            types=reading.types(module),
             language="ir",
         )
 

@@ -70,7 +70,7 @@ class Routine:
     @cached_property
     def stored_nodes(self) -> frozenset[Node]:
         """The nodes whose stored buffers a run reads or writes."""
-        return frozenset(buffer.node for buffer in self.executable.external)
+        return frozenset(self.executable.external)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

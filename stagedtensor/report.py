@@ -7,7 +7,7 @@ multiplication rate with NumPy for the roofline (a fraction of a second); change
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def report(routine: Routine, path: str | Path) -> Path:
 def page(routine: Routine) -> str:
     """Return the page's HTML."""
     precisions = {name: entry.precision for name, entry in routine.precisions.items()}
-    types = _buffer_types(routine)
+    types = routine.executable.types
     sections = (
         ("Graph", f"<p>{_legend({*types.values(), *precisions.values()})}</p>{graph(routine.kernels, types)}"),
         ("Kernels", _kernels(routine.kernels, types)),
@@ -66,13 +66,6 @@ def page(routine: Routine) -> str:
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>\n'
         f"<body><h1>{title}</h1>\n{body}\n</body></html>\n"
     )
-
-
-def _buffer_types(routine: Routine) -> dict[str, str]:
-    module = routine.executable.module
-    if module is None:
-        return {}
-    return {buffer.name: buffer.type.name for kernel in module.kernels for buffer in kernel.params}
 
 
 def _legend(precisions: set[str]) -> str:
@@ -97,7 +90,7 @@ def layers(kernels: Sequence[Kernel]) -> list[int]:
     return depth
 
 
-def graph(kernels: Sequence[Kernel], types: dict[str, str]) -> str:
+def graph(kernels: Sequence[Kernel], types: Mapping[str, str]) -> str:
     """Draw kernels as boxes by depth, an edge per buffer in the colour of its precision."""
     width, height, gap = 150, 24, 46
     depth = layers(kernels)
@@ -144,7 +137,7 @@ def _short(text: str, length: int) -> str:
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
-def _kernels(kernels: Sequence[Kernel], types: dict[str, str]) -> str:
+def _kernels(kernels: Sequence[Kernel], types: Mapping[str, str]) -> str:
     rows = []
     for kernel in kernels:
         chips = "".join(_chip(name, types.get(name, "")) for name in kernel.reads)
