@@ -10,11 +10,12 @@ import dataclasses
 import difflib
 from typing import Any, Final, Self
 
-from stagedtensor.precision import Prec, bf16, f16, f32
+from stagedtensor.precision import Prec, f16, f32
 from stagedtensor.source import user_source
 
-#: Which narrow formats a back end truly computes in by itself; a back end that is not listed has none.
-NATIVE_NARROW: Final[dict[str, frozenset[Prec]]] = {"cuda": frozenset((f16, bf16))}
+#: Which narrow formats a back end truly computes in by itself; a back end that is not listed has none. None has any yet:
+#: on GPUs, too, narrow operands are widened in registers, which costs nothing where memory is what limits.
+NATIVE_NARROW: Final[dict[str, frozenset[Prec]]] = {}
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {"narrow_compute": ("f32", "native"), "accumulate": ("f32", "storage")}
 
@@ -23,10 +24,10 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {"narrow_compute": ("f32", "native
 class Numerics:
     """How narrow formats compute and accumulate, and which liberties a back end may take; constant for a routine.
 
-    ``narrow_compute``: ``"f32"``, or ``"native"`` for f16 and bf16 arithmetic where the hardware has it.
+    ``narrow_compute``: ``"f32"``, or ``"native"`` for f16 and bf16 arithmetic on back ends that have it (none yet).
     ``accumulate``: ``"f32"``, or ``"storage"`` to round to the node's format at every step.
     ``tf32_matmul``: f32 contractions may use tf32 operands. ``f16_native_accumulate``: f16 contractions may accumulate
-    in f16. ``fp8_fast_accumulate``: fp8 contractions may use the hardware's short accumulators. ``fast_math``: f32
+    in f16 on back ends that can (none yet). ``fp8_fast_accumulate``: fp8 contractions may use the hardware's short accumulators. ``fast_math``: f32
     arithmetic may be contracted and use approximate division, roots and transcendentals.
 
     Raises TypeError for an unknown field and for a flag that is no bool, ValueError for a value outside its set.

@@ -29,7 +29,7 @@ def test_leg_e1_gated_steps() -> None:
     legs.test_leg_e1_gated_steps(DEVICE)
 
 
-@pytest.mark.parametrize("scale", [65536.0])
+@pytest.mark.parametrize("scale", [65536.0, 2.0**19])
 def test_leg_e2_skips_by_itself(scale: float) -> None:
     legs.test_leg_e2_skips_by_itself(DEVICE, scale)
 

@@ -7,7 +7,7 @@ its own, for each setting. Values of NaN cells are not compared, only that both 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +35,8 @@ class Setting:
         return " ".join(part for part in parts if part)
 
 
+COMPILED = "cpu"
+"""The device that settings for "cpu" run on; the suite of another device puts its name here."""
 REFERENCE = Setting("reference")
 FUSED = Setting()
 UNFUSED = Setting(fusion=False)
@@ -61,8 +63,16 @@ class Program:
 Build: TypeAlias = Callable[[], Program]
 
 
+def placed(setting: Setting) -> Setting:
+    """Return the setting on the device under test: another device than the CPU has neither targets nor threads."""
+    if setting.device != "cpu" or COMPILED == "cpu":
+        return setting
+    return replace(setting, device=COMPILED, target=None, threads=None)
+
+
 def run(build: Build, setting: Setting = FUSED, *, session: Mapping[str, Any] | None = None) -> list[Array]:
     """Build, compile and run a program once; return the cells of what it reads."""
+    setting = placed(setting)
     with (
         st.Session(**(session or {})),
         st.Context(setting.device, target=setting.target, threads=setting.threads) as ctx,
@@ -113,7 +123,7 @@ def assert_same_everywhere(
 ) -> list[Array]:
     """Run a program under every setting, require equal bits, and return the cells of the first setting."""
     first = run(build, settings[0], session=session)
-    for setting in settings[1:]:
+    for setting in list(dict.fromkeys(map(placed, settings)))[1:]:
         found = run(build, setting, session=session)
         for at, (expected, cells) in enumerate(zip(first, found, strict=True)):
             assert_same_bits(cells, expected, f"{names[at] if names else at} on {setting} against {settings[0]}")

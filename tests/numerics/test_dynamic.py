@@ -57,11 +57,15 @@ def test_one_routine_serves_every_extent(prec: str, threads: int) -> None:
             fixed = run(lambda extent=extent: fixed_program(build, extent, data), Setting(device, threads=count))  # type: ignore[misc]
             for at, (found, expected) in enumerate(zip(results[extent], fixed, strict=True)):
                 live = found[:extent] if found.shape != expected.shape else found
-                if at in (0, 3):
+                # on a GPU the template, and so the order of a sum, depends on whether its length is known
+                if at == 0 or (at == 3 and device in ("reference", "cpu")):
                     assert_same_bits(live, expected, f"result {at} at extent {extent} on {device}")
                 else:
                     np.testing.assert_allclose(
-                        live.astype(np.float64), expected.astype(np.float64), rtol=1e-6 if prec == "f32" else 2.0**-7
+                        live.astype(np.float64),
+                        expected.astype(np.float64),
+                        rtol=1e-6 if prec == "f32" else 2.0**-7,
+                        atol=1e-7,  # terms of both signs, in another order
                     )
 
 

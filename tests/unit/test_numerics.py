@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stagedtensor.numerics import Numerics, accum_prec, compute_prec
+from stagedtensor.numerics import NATIVE_NARROW, Numerics, accum_prec, compute_prec
 from stagedtensor.precision import ALL, FLOATS, Prec, bf16, f8e4m3, f8e5m2, f16, f32
 
 BACKENDS = ("cpu", "reference", "emulated", "cuda")
@@ -95,7 +95,10 @@ def test_defaults_widen_narrow_floats_only(prec: Prec, backend: str) -> None:
 
 
 @pytest.mark.parametrize("prec", ALL, ids=str)
-def test_native_compute_only_where_the_hardware_has_it(prec: Prec) -> None:
+def test_native_compute_only_where_the_hardware_has_it(prec: Prec, monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in BACKENDS:
+        assert compute_prec(prec, Numerics(narrow_compute="native"), backend) is compute_prec(prec, Numerics(), backend)
+    monkeypatch.setitem(NATIVE_NARROW, "cuda", frozenset((f16, bf16)))
     native = Numerics(narrow_compute="native")
     for backend in BACKENDS:
         truly = backend == "cuda" and prec in (f16, bf16)
@@ -111,7 +114,8 @@ def test_storage_accumulation_is_at_the_format(prec: Prec) -> None:
 
 
 @pytest.mark.parametrize("prec", FLOATS, ids=str)
-def test_native_f16_accumulation_is_for_contractions(prec: Prec) -> None:
+def test_native_f16_accumulation_is_for_contractions(prec: Prec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NATIVE_NARROW, "cuda", frozenset((f16, bf16)))
     numerics = Numerics(f16_native_accumulate=True)
     for backend in BACKENDS:
         expected = f16 if prec is f16 and backend == "cuda" else accum_prec(prec, Numerics(), backend)

@@ -31,6 +31,7 @@ from stagedtensor.codegen.loop_ir import (
     Var,
 )
 from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.schedule.analysis import depends
 from stagedtensor.codegen.schedule.cuda.elementwise import assignments
 from stagedtensor.codegen.schedule.cuda.launch import (
     MOST_BLOCKS,
@@ -43,7 +44,7 @@ from stagedtensor.codegen.schedule.cuda.launch import (
     shuffled,
     strided,
 )
-from stagedtensor.codegen.schedule.nest import collapse, combined, fresh, index_symbol, point, stores
+from stagedtensor.codegen.schedule.nest import collapse, combined, fresh, index_symbol, loads_in, point, stores
 from stagedtensor.codegen.schedule.rows import same_constant
 from stagedtensor.precision import i64
 
@@ -72,6 +73,8 @@ def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     if threads > WARP:
         scratch, across = _meet_across_warps(block.accumulators, names, thread, threads // WARP)
         body += across
+    elif _read_by_all(block):
+        body.append(Barrier())  # a result may be stored in place of a cell that every thread has read
     body.append(If(Apply("eq", (Var(thread), as_index(0)), i64), tuple(_results(block, names))))
     if threads > WARP:
         body.append(Barrier())  # the next row writes the shared states again
@@ -85,6 +88,12 @@ def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
         dealt[results.symbol] = "blocks"
     launch = Launch(blocks, threads, dealt, cooperative=True, thread=thread)
     return loops, launch, f"row reduction, {threads} threads per result"
+
+
+def _read_by_all(block: Block) -> bool:
+    """Tell whether some operand's cell belongs to a whole row of the reduction, not to one point of it."""
+    read = (*(item.update for item in block.accumulators), *(let.value for let in block.lets))
+    return any(not any(depends(load, item) for item in block.reduce) for load in loads_in(*read))
 
 
 def _meet_in_warp(accumulators: tuple[Accumulator, ...], names: dict[Symbol, Symbol]) -> list[Stmt]:
