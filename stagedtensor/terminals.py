@@ -255,7 +255,7 @@ def range_(n: int, *, prec: Any = i32) -> Tensor:
     """Return 0 .. n-1 as a vector; its precision is fixed (i32), so no user of it can narrow it."""
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise ShapeError(f"range: expected a length >= 0, got {n!r} ({user_source().quoted()})")
-    node = new_node(Role.RANGE, f"range{n}", declared=shape_of_array(np.empty(int(n), np.int8)))
+    node = new_node(Role.RANGE, f"range{n}", declared=DeclaredShape(output=DeclaredRow((DeclaredAxis(int(n)),))))
     node.specified = Specified(precision(prec), node.source, "range")
     return Tensor(node)
 

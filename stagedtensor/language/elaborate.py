@@ -30,7 +30,7 @@ from .elaborate_statements import computation_of
 from .model_arrays import as_tensor, is_array, leaves, number_array
 from .model_scope import PARAMETER_FIELDS
 from .model_text import Text
-from .model_values import UNIT, BatchArray, Function, Given, Scope, Stage, bounded, fault, kind_of, step
+from .model_values import UNIT, BatchArray, Function, Given, Scope, Stage, bounded, fault, kind_of, sized, step
 from .words import words
 
 _EINSUM = {"++": {}, "@^": {"reduce": "max"}, "@^^": {"reduce": "max"}, "+*": {}, "@^*": {"reduce": "max"},
@@ -115,11 +115,11 @@ class Elaborator:
             case ast.Negative(value):
                 return self._negative(node, self.evaluate(value, scope))
             case ast.Tuple_(items):
-                return tuple(self._items(items, scope))
+                return sized(self, tuple(self._items(items, scope)), node.at)
             case ast.List_(items):
-                return self._items(items, scope)
+                return sized(self, self._items(items, scope), node.at)
             case ast.BatchArray(items):
-                return BatchArray(self._items(items, scope))
+                return sized(self, BatchArray(self._items(items, scope)), node.at)
             case ast.Reduce(operator, value, spec):
                 return self._einsum(node, operator, spec, [value], scope)
             case ast.Einsum(operator, left, spec, right):

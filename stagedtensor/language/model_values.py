@@ -22,6 +22,8 @@ from .model_text import Text
 
 MAX_STEPS = 200_000
 """Expressions that one call from Python may evaluate."""
+MAX_CELLS = 200_000
+"""Items that a list, tuple or array may hold, those of lists inside it included."""
 
 
 class Nothing(Enum):
@@ -136,33 +138,63 @@ def fault(machine: Machine, at: int | None, problem: str, expected: str = "", ad
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
-_left: ContextVar[list[int] | None] = ContextVar("stagedtensor_steps_left", default=None)
+@dataclass
+class _Budget:
+    """What one call from Python has left, and the sizes of the lists it has seen (kept alive, so that ids stay theirs)."""
+
+    steps: int = MAX_STEPS
+    sizes: dict[int, tuple[Any, int]] = field(default_factory=dict)
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("stagedtensor_budget", default=None)
 
 
 @contextmanager
 def bounded() -> Iterator[bool]:
-    """Bound the steps of what runs inside; yield whether this is the outermost call."""
-    outermost = _left.get() is None
-    token = _left.set([MAX_STEPS]) if outermost else None
+    """Bound the work of what runs inside; yield whether this is the outermost call."""
+    outermost = _budget.get() is None
+    token = _budget.set(_Budget()) if outermost else None
     try:
         yield outermost
     finally:
         if token is not None:
-            _left.reset(token)
+            _budget.reset(token)
 
 
 def step(machine: Machine, at: int) -> None:
     """Count one step; raise LanguageError when there are too many."""
-    left = _left.get()
-    if left is None:
+    budget = _budget.get()
+    if budget is None:
         return
-    left[0] -= 1
-    if left[0] < 0:
+    budget.steps -= 1
+    if budget.steps < 0:
         raise machine.text.fault(
             at,
             f"more than {MAX_STEPS} steps",
             advice="the definitions apply each other too often; the language has no loops",
         )
+
+
+def sized(machine: Machine, value: Any, at: int) -> Any:
+    """Return a list, tuple or array that was just made; raise LanguageError if it holds too much.
+
+    Lists share what they hold, so that a few definitions can write down more cells than a computer has bytes.
+    """
+    budget = _budget.get() or _Budget()
+    if _cells(value, budget.sizes) > MAX_CELLS:
+        raise machine.text.fault(
+            at, f"more than {MAX_CELLS} items, those of lists inside lists included", "a smaller list; arrays come from Python"
+        )
+    return value
+
+
+def _cells(value: Any, known: dict[int, tuple[Any, int]]) -> int:
+    if not isinstance(value, list | tuple):
+        return 1
+    found = known.get(id(value))
+    if found is None:
+        found = known[id(value)] = (value, 1 + sum(_cells(item, known) for item in value))
+    return found[1]
 
 
 def kind_of(value: Any) -> str:
