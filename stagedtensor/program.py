@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
 
 from .dims import Shape
+from .errors import PrecisionError
 from .literal_guard import check_literals
 from .node import HasNode, Node, SettledShape, ancestors
-from .precision import Prec
+from .precision import Prec, u4x32
 from .precision_reasons import Reason
 from .precision_rules import BARRIER
 from .precision_solver import PrecisionSolution, settle, solve_precisions
@@ -296,6 +297,7 @@ def solve_program(
     )
     shapes, precisions = shapes_and_precisions(dict.fromkeys((*nodes, *scoped)))
     check_literals(precisions, nodes)
+    _refuse_counter_state([statement for statement, _ in pairs], precisions)
     pairs = [
         (statement, path)
         for statement, path in pairs
@@ -314,6 +316,17 @@ def solve_program(
         shapes,
         precisions,
     )
+
+
+def _refuse_counter_state(statements: Iterable[Statement], precisions: PrecisionSolution) -> None:
+    """Raise PrecisionError where an op reads the state of the random generator, even to move it only."""
+    for statement in statements:
+        for node in statement.reads():
+            if precisions.prec(node) is u4x32:
+                raise PrecisionError(
+                    f"{node.label!r} is u4x32, counter state, which no operation reads\n  {node.source.quoted()}\n"
+                    f"  {statement.scope.source.quoted()}\n  declare it with a format of numbers, e.g. prec=st.u32"
+                )
 
 
 # -- boundaries that convert nothing ------------------------------------------------------------------------------

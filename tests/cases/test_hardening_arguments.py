@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
-from stagedtensor.errors import CompileError, ShapeError
+from stagedtensor.errors import CompileError, PrecisionError, ShapeError
 from stagedtensor.runtime.compiler import compile_shared, identify
 
 from .running import both_devices
@@ -113,3 +114,12 @@ def test_an_interrupt_stays_an_interrupt_when_the_compiler_has_ended(monkeypatch
     monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     with pytest.raises(KeyboardInterrupt):
         identify((sys.executable, "-E"))
+
+
+@pytest.mark.parametrize(
+    "build", [lambda x: st.permute(x, [1, 0]), lambda x: st.concat([x, x]), st.sum, st.softmax, lambda x: x + x], ids=range(5)
+)
+def test_counter_state_is_read_by_no_operation(build: Callable[[st.Tensor], st.Tensor]) -> None:
+    """Moving it needs no arithmetic, so that only compiling would notice: in the C compiler."""
+    with st.Session(), st.Context("cpu") as ctx, pytest.raises(PrecisionError, match=r"counter state(?s:.*)test_hardening_argu"):
+        ctx.compile(build(st.placeholder("x", output=[2, 3], prec=st.u4x32)))
