@@ -6,13 +6,14 @@ of a static partition; what stands beside it in the same proc is thread 0's. Pri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
 from stagedtensor.codegen.emit.helpers import PART_FUNCTION, transpose_name
 from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, starts
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -35,6 +36,7 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
 )
+from stagedtensor.codegen.prelude.vectors import CELLS
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.transpose import TRANSPOSE
 from stagedtensor.errors import InternalError
@@ -57,7 +59,7 @@ def partition_grain(stmt: For) -> int:
 class BodyPrinter:
     """Prints the statements of one proc. ``used`` collects the functions called.
 
-    ``counts`` are scalar parameters: extents and static indices, which are never negative.
+    ``counts`` are scalar parameters: extents and static indices, which are never negative. ``vectors`` allows explicit vectors.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class BodyPrinter:
         parallel: bool,
         callees: Mapping[Proc, str],
         counts: Iterable[Symbol] = (),
+        vectors: bool = False,
     ) -> None:
         self.names = names
+        self.vectors = vectors
         self.dialect = dialect
         self.parallel = parallel
         self.callees = callees
@@ -207,17 +211,16 @@ class BodyPrinter:
         pad = _INDENT * depth
         symbol = stmt.iterator.symbol
         stmt = clipped(stmt)
+        if self.vectors and in_vectors(stmt):
+            yield from self._vector_loop(stmt, depth)
+            return
         extent = self._printer.index(stmt.iterator.extent).code
         self.names.push()
         name = self.names.give(symbol, loop_name(symbol.hint))
         self._counted.add(symbol)
         self._printer.bounds[symbol] = stmt.iterator.bound
         if stmt.kind == "parallel":
-            grain = partition_grain(stmt)
-            self.used.add(PART_FUNCTION.name)
-            stop = self.names.give(stmt, "stop")
-            yield f"{pad}const int64_t {stop} = st_part({extent}, {grain}, tid + 1, nt);"
-            start = f"st_part({extent}, {grain}, tid, nt)"
+            start, stop = yield from self._part(stmt, extent, pad)
         else:
             start, stop = "0", extent
             if stmt.kind == "unroll" and constant(stmt.iterator.extent) != 1:
@@ -227,6 +230,50 @@ class BodyPrinter:
         yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
         yield from self._statements(stmt.body, depth + 1)
         yield f"{pad}}}"
+        self.names.pop()
+
+    def _part(self, stmt: For, extent: str, pad: str) -> Generator[str, None, tuple[str, str]]:
+        """This thread's part of a parallel loop: where it begins and ends."""
+        grain = partition_grain(stmt)
+        self.used.add(PART_FUNCTION.name)
+        stop = self.names.give(stmt, "stop")
+        yield f"{pad}const int64_t {stop} = st_part({extent}, {grain}, tid + 1, nt);"
+        return f"st_part({extent}, {grain}, tid, nt)", stop
+
+    def _vector_loop(self, stmt: For, depth: int) -> Iterator[str]:
+        """A loop in steps of one vector, and what is left of it one by one; short loops of lanes are written out."""
+        pad, symbol = _INDENT * depth, stmt.iterator.symbol
+        vectors = VectorPrinter(self._printer, symbol, self._give)
+        for place in starts(stmt):
+            yield from self._vector_steps(vectors, stmt, place, depth)
+        if starts(stmt):
+            return
+        extent = constant(stmt.iterator.extent) or 0
+        self.names.push()
+        name = self.names.give(symbol, loop_name(symbol.hint))
+        self._counted.add(symbol)
+        self._printer.bounds[symbol] = stmt.iterator.bound
+        start, stop = "0", str(extent)
+        if stmt.kind == "parallel":
+            start, stop = yield from self._part(stmt, stop, pad)
+        if extent % CELLS == 0:
+            yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name} += {CELLS}) {{"
+            yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1)
+        else:
+            yield f"{pad}int64_t {name} = {start};"
+            yield f"{pad}for (; {name} + {CELLS} <= {stop}; {name} += {CELLS}) {{"
+            yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1)
+            yield f"{pad}}}"
+            yield f"{pad}for (; {name} < {stop}; {name}++) {{"
+            yield from self._scope(stmt.body, depth + 1)
+        yield f"{pad}}}"
+        self.names.pop()
+
+    def _vector_steps(self, vectors: VectorPrinter, stmt: For, start: Expr, depth: int) -> Iterator[str]:
+        pad = _INDENT * depth
+        self.names.push()
+        for left, right in vectors.step(stmt.body, start):
+            yield from _assignment(pad, left, right) if left else (f"{pad}{right};",)
         self.names.pop()
 
     def _if(self, stmt: If, depth: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
+from stagedtensor.codegen.prelude.vectors import FEATURE as VECTOR_FEATURE, vector_functions, vector_names
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.errors import InternalError
@@ -82,7 +83,7 @@ def emit_module(
     plan = plan_memory(module) if plan is None else plan
     file_names = Names()
     entry = file_names.give(module, module.name)
-    functions = _Functions(file_names, plan)
+    functions = _Functions(file_names, plan, vectors=VECTOR_FEATURE in target.features)
     kernel_names: list[str] = []
     for kernel in module.kernels:
         for callee in _callees(kernel):
@@ -93,7 +94,9 @@ def emit_module(
     needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for text in functions.texts.values())
     head = ""
     if prelude:
-        head = _head(used - HELPERS.keys(), target, header, needs_barrier)
+        head = _head(used - HELPERS.keys() - vector_names(), target, header, needs_barrier)
+        vectors = vector_functions(used & vector_names())
+        head += f"\n{vectors.rstrip()}\n" if vectors else ""
         head += "".join(f"\n{HELPERS[name].text}" for name in sorted(used & HELPERS.keys()))
         head += "\n" + _KERNEL_MACRO
         head += "\n"
@@ -124,7 +127,8 @@ def emit_module(
 class _Functions:
     """The functions of a file: each proc has one, which procs that differ in names alone share."""
 
-    def __init__(self, file_names: Names, plan: MemoryPlan) -> None:
+    def __init__(self, file_names: Names, plan: MemoryPlan, *, vectors: bool = False) -> None:
+        self._vectors = vectors
         self.names: dict[Proc, str] = {}
         self.texts: dict[str, str] = {}
         self.used: set[str] = set()
@@ -137,7 +141,7 @@ class _Functions:
         if proc in self.names:
             return self.names[proc]
         name = self._file_names.give(proc, proc.name)
-        text, used, given = _function(proc, name, self._plan, self.names)
+        text, used, given = _function(proc, name, self._plan, self.names, vectors=self._vectors)
         first = self._shared.find(text, name, given)
         if first is not None:
             self._file_names.take_back(proc)
@@ -197,7 +201,7 @@ def cells_in_common(plan: MemoryPlan, proc: Proc, buffers: tuple[Buffer, ...]) -
 
 
 def _function(
-    proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str]
+    proc: Proc, name: str, plan: MemoryPlan, callees: dict[Proc, str], *, vectors: bool
 ) -> tuple[str, set[str], set[str]]:
     """Return a function's text, what it uses of prelude and helpers, and the names it gives."""
     buffers = used_buffers(proc)
@@ -222,7 +226,9 @@ def _function(
         parameters += ("int tid", "int nt")
     if _has_barrier(proc):
         parameters.append("st_barrier *barrier")
-    printer = BodyPrinter(CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars)
+    printer = BodyPrinter(
+        CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars, vectors=vectors
+    )
     body = printer.body(proc.body, 1)
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
     text = f"{heading}{signature_text(f'{KERNEL} {name}', parameters)} {{\n{body}}}\n"

@@ -1,0 +1,354 @@
+"""Loops printed with explicit vectors, where compilers would find worse code by themselves.
+
+In: a loop of independent iterations over adjacent cells. Out: its lines, sixteen iterations a step, by the functions of
+``prelude/vectors.h``; None for a loop that holds anything else, or nothing that profits (half precision, exponentials, bytes).
+The same operations in the same order as the scalar text, so the same bits. Knows AVX-512 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.emit.c_like import ExpressionPrinter, Level, Text
+from stagedtensor.codegen.loop_ir import (
+    Apply,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Fma,
+    For,
+    Let,
+    Load,
+    Stmt,
+    Store,
+    Symbol,
+    Var,
+    children,
+    index,
+    walk,
+)
+from stagedtensor.codegen.prelude.vectors import CELLS
+from stagedtensor.codegen.rewrite import substitute, symbols_of
+from stagedtensor.precision import Prec, bf16, f16, f32, i8, i32, i64, u8, u32
+
+_TYPES = {f32: "st_vf32", i32: "st_vi32", u32: "st_vu32"}
+_INFIX = {"add": ("+", Level.SUM), "sub": ("-", Level.SUM), "mul": ("*", Level.PRODUCT), "div": ("/", Level.PRODUCT)}
+_FUNCTIONS = {
+    "exp": "st_exp_vf32",
+    "sigmoid": "st_sigmoid_vf32",
+    "maximum": "st_max_vf32",
+    "minimum": "st_min_vf32",
+    "abs": "st_abs_vf32",
+    "relu": "st_relu_vf32",
+}
+_TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
+_PROFIT = ("exp", "sigmoid")
+_MOST_UNROLLED = 4
+
+
+def in_vectors(loop: For) -> bool:
+    """Tell whether ``loop`` can and should be printed with vectors."""
+    if loop.kind not in ("lane", "vector", "parallel"):
+        return False
+    extent = constant(loop.iterator.extent)
+    if extent is None or extent < CELLS or (loop.kind == "lane" and extent % CELLS):
+        return False
+    return _Judge(loop).fits()
+
+
+def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol) -> int | None:
+    return flat_index(buffer, indices).coefficient(lane)
+
+
+def _power_of_two(expr: Expr) -> int | None:
+    """The exponent of a constant power of 2."""
+    if not isinstance(expr, Const) or int(expr.value) <= 0 or int(expr.value) & (int(expr.value) - 1):
+        return None
+    return int(expr.value).bit_length() - 1
+
+
+class _Judge:
+    """Which statements and expressions have vector text."""
+
+    def __init__(self, loop: For) -> None:
+        self._lane = loop.iterator.symbol
+        self._unrolled = loop.kind == "lane" and (constant(loop.iterator.extent) or 0) <= _MOST_UNROLLED * CELLS
+        self._body = loop.body
+        self._varying: set[Symbol] = {self._lane}
+        self._sure: set[Expr] = set()
+        self._profits = False
+
+    def fits(self) -> bool:
+        for stmt in self._body:
+            if not isinstance(stmt, Let | Store):
+                return False
+            self._collect(stmt.value)
+        for stmt in self._body:
+            if isinstance(stmt, Let):
+                if not self._varies(stmt.value):
+                    continue
+                if stmt.symbol.type not in _TYPES or not self._value(stmt.value):
+                    return False
+                self._varying.add(stmt.symbol)
+            elif isinstance(stmt, Store) and not self._store(stmt):
+                return False
+        return self._profits
+
+    def _collect(self, expr: Expr) -> None:
+        """Note the loads that are evaluated at every point."""
+        if isinstance(expr, Load):
+            self._sure.add(expr)
+        if isinstance(expr, Apply) and expr.op == "where":
+            self._collect(expr.args[0])
+            return
+        for part in children(expr):
+            self._collect(part)
+
+    def _varies(self, expr: Expr) -> bool:
+        return any(symbol in self._varying for symbol in symbols_of(expr))
+
+    def _store(self, stmt: Store) -> bool:
+        if _stride(stmt.buffer, stmt.indices, self._lane) != 1:
+            return False
+        value = stmt.value
+        if stmt.buffer.type in (f16, bf16):
+            if not isinstance(value, Cast) or value.saturate or value.flush or value.arg.type is not f32:
+                return False
+            self._profits |= stmt.buffer.type is f16
+            return self._value(value.arg)
+        return stmt.buffer.type is f32 and self._value(value)
+
+    def _value(self, expr: Expr) -> bool:
+        if not self._varies(expr):
+            return expr.type in _TYPES
+        match expr:
+            case Var(symbol):
+                return symbol.type in _TYPES and symbol is not self._lane
+            case Load(buffer, indices):
+                return buffer.type in (f32, i32) and _stride(buffer, indices, self._lane) == 1
+            case Fma(a, b, c):
+                return expr.type is f32 and all(map(self._value, (a, b, c)))
+            case Cast():
+                return self._cast(expr)
+            case Apply():
+                return expr.type in _TYPES and self._apply(expr)
+        return False
+
+    def _cast(self, expr: Cast) -> bool:
+        arg = expr.arg
+        if expr.saturate or expr.flush:
+            return False
+        if isinstance(arg, Load):
+            if _stride(arg.buffer, arg.indices, self._lane) != 1:
+                return False
+            if arg.type in (u8, i8):
+                self._profits = True
+                return expr.type in (f32, i32) or (expr.type is u32 and arg.type is u8)
+            if arg.type in (f16, bf16):
+                self._profits |= arg.type is f16
+                return expr.type is f32
+        if isinstance(arg, Cast) and expr.type is f32 and arg.type in (f16, bf16) and arg.arg.type is f32:
+            self._profits |= arg.type is f16
+            return not (arg.saturate or arg.flush) and self._value(arg.arg)
+        if expr.type is i32 and arg.type is i64:
+            return flat_index(_LINE, (arg,)).coefficient(self._lane) == 1 and not any(
+                isinstance(part, Load) for part in walk(arg)
+            )
+        known = {(f32, i32), (i32, u32), (u32, i32)}
+        return (expr.type, arg.type) in known and self._value(arg)
+
+    def _apply(self, expr: Apply) -> bool:
+        op, args = expr.op, expr.args
+        if op in ("floordiv", "mod"):
+            return expr.type is u32 and _power_of_two(args[1]) is not None and self._value(args[0])
+        if op == "where":
+            test, *branches = args
+            if not self._test(test) or not all(map(self._value, branches)):
+                return False
+            return all(part in self._sure for branch in branches for part in walk(branch) if isinstance(part, Load))
+        if op in _INFIX:
+            return (op != "div" or expr.type is f32) and all(map(self._value, args))
+        if op in ("neg", "identity"):
+            return self._value(args[0])
+        self._profits |= op in _PROFIT
+        return op in _FUNCTIONS and expr.type is f32 and all(map(self._value, args))
+
+    def _test(self, expr: Expr) -> bool:
+        if not self._varies(expr):
+            return True
+        if not isinstance(expr, Apply):
+            return False
+        if expr.op in ("and", "or", "not"):
+            return all(map(self._test, expr.args))
+        if expr.op not in _TESTS:
+            return False
+        if expr.args[0].type is i64:
+            limit = constant(expr.args[1])
+            return self._unrolled and expr.op == "lt" and expr.args[0] == Var(self._lane) and (
+                limit is not None and limit % CELLS == 0
+            )
+        return expr.args[0].type in (f32, i32) and all(map(self._value, expr.args))
+
+
+_LINE = Buffer("line", i32, (1,))
+
+
+@dataclass
+class VectorPrinter:
+    """Prints the body of one loop that :func:`in_vectors` accepts. ``give`` names a let."""
+
+    printer: ExpressionPrinter
+    lane: Symbol
+    give: Callable[[Symbol], str]
+
+    def __post_init__(self) -> None:
+        self._varying: set[Symbol] = {self.lane}
+        self._start: Expr = Var(self.lane)
+
+    def step(self, body: Sequence[Stmt], start: Expr) -> Iterator[tuple[str, str]]:
+        """Yield (what is set, value) for the sixteen iterations from ``start``; a call has nothing on its left."""
+        self._start = start
+        self._varying = {self.lane}
+        for stmt in body:
+            if isinstance(stmt, Let):
+                varies = self._varies(stmt.value)
+                text = self._vector(stmt.value).code if varies else self.printer.text(stmt.value)
+                kind = _TYPES[stmt.symbol.type] if varies else stmt.symbol.type.c_type
+                if varies:
+                    self._varying.add(stmt.symbol)
+                    self._use("vectors")
+                yield f"const {kind} {self.give(stmt.symbol)}", text
+            elif isinstance(stmt, Store):
+                yield "", self._store(stmt)
+
+    def _varies(self, expr: Expr) -> bool:
+        return any(symbol in self._varying for symbol in symbols_of(expr))
+
+    def _use(self, name: str) -> str:
+        name = name if name.startswith("st_") else f"st_{name}"
+        self.printer.used.add(name)
+        return name
+
+    def _call(self, name: str, *args: str) -> Text:
+        return Text(f"{self._use(name)}({', '.join(args)})", Level.POSTFIX)
+
+    def _place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        moved = tuple(substitute(part, {self.lane: self._start}) for part in indices)
+        return f"&{self.printer.cell(buffer, moved).code}"
+
+    def _store(self, stmt: Store) -> str:
+        place = self._place(stmt.buffer, stmt.indices)
+        if stmt.buffer.type is f32:
+            return self._call("store_vf32", place, self._vector(stmt.value).code).code
+        assert isinstance(stmt.value, Cast)
+        narrow = self._call(f"vf32_to_{stmt.buffer.type.name}", self._vector(stmt.value.arg).code)
+        return self._call("store_vu16", place, narrow.code).code
+
+    def _vector(self, expr: Expr) -> Text:
+        """A vector, also where every cell is the same."""
+        if not self._varies(expr):
+            wide = "f32" if expr.type is f32 else "i32"
+            text = self._call(f"all_v{wide}", self.printer.text(expr))
+            return Text(f"(st_vu32){text.code}", Level.UNARY) if expr.type is u32 else text
+        return self._value(expr)
+
+    def _operand(self, expr: Expr) -> Text:
+        """A vector, or a scalar that C widens beside one."""
+        return self._value(expr) if self._varies(expr) else self.printer.expr(expr)
+
+    def _value(self, expr: Expr) -> Text:
+        match expr:
+            case Var(symbol):
+                return Text(self.printer.names.of(symbol))
+            case Load(buffer, indices):
+                return self._call(f"load_v{buffer.type.name}", self._place(buffer, indices))
+            case Fma(a, b, c):
+                return self._call("fma_vf32", *(self._vector(part).code for part in (a, b, c)))
+            case Cast():
+                return self._cast(expr)
+        assert isinstance(expr, Apply)
+        return self._apply(expr)
+
+    def _cast(self, expr: Cast) -> Text:
+        arg = expr.arg
+        if isinstance(arg, Load) and arg.type in (u8, i8):
+            whole = self._call(f"stream_{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
+            return self._converted(whole, i32, expr.type)
+        if isinstance(arg, Load) and arg.type in (f16, bf16):
+            halves = self._call("load_vu16", self._place(arg.buffer, arg.indices))
+            return self._call(f"{arg.type.name}_to_vf32", halves.code)
+        if isinstance(arg, Cast) and arg.type in (f16, bf16):
+            return self._call(f"through_{arg.type.name}_vf32", self._vector(arg.arg).code)
+        if arg.type is i64:
+            return self._call("ramp_vi32", self.printer.text(Cast(substitute(arg, {self.lane: self._start}), i32)))
+        return self._converted(self._value(arg), arg.type, expr.type)
+
+    def _converted(self, value: Text, source: Prec, target: Prec) -> Text:
+        if source is target:
+            return value
+        if target is f32:
+            return self._call("i32_to_vf32", value.code)
+        return Text(f"({_TYPES[target]}){value.at(Level.UNARY)}", Level.UNARY)
+
+    def _apply(self, expr: Apply) -> Text:
+        op, args = expr.op, expr.args
+        if op == "where":
+            return self._where(*args)
+        if op in ("floordiv", "mod"):
+            power = _power_of_two(args[1])
+            assert power is not None
+            sign, by = (">>", str(power)) if op == "floordiv" else ("&", f"{(1 << power) - 1}u")
+            return Text(f"({self._value(args[0]).at(Level.PRODUCT)} {sign} {by})")
+        if op in _INFIX:
+            sign, level = _INFIX[op]
+            lhs, rhs = self._operand(args[0]).at(level), self._operand(args[1]).at(Level(level + 1))
+            return Text(f"{lhs} {sign} {rhs}", level)
+        if op == "identity":
+            return self._value(args[0])
+        if op == "neg":
+            inner = self._value(args[0]).at(Level.UNARY)
+            return Text(f"-({inner})" if inner.startswith("-") else f"-{inner}", Level.UNARY)
+        return self._call(_FUNCTIONS[op], *(self._vector(part).code for part in args))
+
+    def _where(self, test: Expr, then: Expr, other: Expr) -> Text:
+        if isinstance(test, Apply) and test.args[0].type is i64 and self._varies(test):
+            first, limit = constant(self._start), constant(test.args[1])
+            assert first is not None
+            assert limit is not None
+            return self._vector(then if first < limit else other)
+        branches = self._vector(then), self._vector(other)
+        if not self._varies(test):
+            condition = self.printer.condition(test).at(Level.OR)
+            return Text(f"{condition} ? {branches[0].at(Level.OR)} : {branches[1].at(Level.OR)}", Level.TERNARY)
+        pick = "pick_vf32" if then.type is f32 else "pick_vi32"
+        if then.type is u32:
+            codes = [f"(st_vi32){branch.at(Level.UNARY)}" for branch in branches]
+            return Text(f"(st_vu32){self._call(pick, self._test(test), *codes).code}", Level.UNARY)
+        return self._call(pick, self._test(test), *(branch.code for branch in branches))
+
+    def _test(self, expr: Expr) -> str:
+        """A mask with one bit a cell."""
+        if not self._varies(expr):
+            return f"(({self.printer.condition(expr).code}) ? 0xffff : 0)"
+        assert isinstance(expr, Apply)
+        if expr.op == "not":
+            return f"({self._test(expr.args[0])} ^ 0xffff)"
+        if expr.op in ("and", "or"):
+            return f"({self._test(expr.args[0])} {'&' if expr.op == 'and' else '|'} {self._test(expr.args[1])})"
+        lhs, rhs = (self._vector(part).code for part in expr.args)
+        op = expr.op
+        if op in ("gt", "ge"):
+            op, lhs, rhs = ("lt" if op == "gt" else "le"), rhs, lhs
+        kind = "vf32" if expr.args[0].type is f32 else "vi32"
+        return self._call(f"{op}_{kind}", lhs, rhs).code
+
+
+def starts(loop: For) -> tuple[Expr, ...]:
+    """Return the constant starts of a short loop of lanes that is written out; none for a loop that stays one."""
+    extent = constant(loop.iterator.extent)
+    if loop.kind != "lane" or extent is None or extent > _MOST_UNROLLED * CELLS:
+        return ()
+    return tuple(index(start) for start in range(0, extent, CELLS))

@@ -1,0 +1,219 @@
+//! st_vectors
+/* Sixteen cells side by side, as one register holds them. Memory need not be aligned to more than a cell. */
+typedef float st_vf32 __attribute__((vector_size(64)));
+typedef int32_t st_vi32 __attribute__((vector_size(64)));
+typedef uint32_t st_vu32 __attribute__((vector_size(64)));
+typedef int16_t st_vi16 __attribute__((vector_size(32)));
+typedef uint16_t st_vu16 __attribute__((vector_size(32)));
+typedef char st_vbytes __attribute__((vector_size(16)));
+typedef uint16_t st_vmask; /* one bit a cell */
+//! st_load_vf32 | needs st_vectors
+ST_FN st_vf32 st_load_vf32(const float *from) {
+    st_vf32 cells;
+    __builtin_memcpy(&cells, from, sizeof cells);
+    return cells;
+}
+//! st_store_vf32 | needs st_vectors
+ST_FN void st_store_vf32(float *to, st_vf32 cells) { __builtin_memcpy(to, &cells, sizeof cells); }
+//! st_load_vi32 | needs st_vectors
+ST_FN st_vi32 st_load_vi32(const int32_t *from) {
+    st_vi32 cells;
+    __builtin_memcpy(&cells, from, sizeof cells);
+    return cells;
+}
+//! st_load_vu16 | needs st_vectors
+ST_FN st_vu16 st_load_vu16(const uint16_t *from) {
+    st_vu16 cells;
+    __builtin_memcpy(&cells, from, sizeof cells);
+    return cells;
+}
+//! st_store_vu16 | needs st_vectors
+ST_FN void st_store_vu16(uint16_t *to, st_vu16 cells) { __builtin_memcpy(to, &cells, sizeof cells); }
+//! st_stream_u8_vi32 | needs st_vectors
+/* Sixteen bytes of a long stream, widened; asks for those to come. */
+ST_FN st_vi32 st_stream_u8_vi32(const uint8_t *from) {
+    st_vbytes bytes;
+    __builtin_prefetch(from + 2048);
+    __builtin_memcpy(&bytes, from, sizeof bytes);
+#if defined(__clang__)
+    typedef uint8_t unsigned_bytes __attribute__((vector_size(16)));
+    return __builtin_convertvector((unsigned_bytes)bytes, st_vi32);
+#else
+    return (st_vi32)__builtin_ia32_pmovzxbd512_mask(bytes, (st_vi32){0}, 0xffff);
+#endif
+}
+//! st_stream_i8_vi32 | needs st_vectors
+/* Sixteen signed bytes of a long stream, widened; asks for those to come. */
+ST_FN st_vi32 st_stream_i8_vi32(const int8_t *from) {
+    st_vbytes bytes;
+    __builtin_prefetch(from + 2048);
+    __builtin_memcpy(&bytes, from, sizeof bytes);
+#if defined(__clang__)
+    typedef int8_t signed_bytes __attribute__((vector_size(16)));
+    return __builtin_convertvector((signed_bytes)bytes, st_vi32);
+#else
+    return (st_vi32)__builtin_ia32_pmovsxbd512_mask(bytes, (st_vi32){0}, 0xffff);
+#endif
+}
+//! st_all_vf32 | needs st_vectors
+/* The same float in every cell; taking 0 away keeps the sign of a zero. */
+ST_FN st_vf32 st_all_vf32(float x) { return x - (st_vf32){0}; }
+//! st_all_vi32 | needs st_vectors
+ST_FN st_vi32 st_all_vi32(int32_t x) { return x + (st_vi32){0}; }
+//! st_ramp_vi32 | needs st_vectors
+/* first, first + 1, ... */
+ST_FN st_vi32 st_ramp_vi32(int32_t first) {
+    return first + (st_vi32){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+//! st_i32_to_vf32 | needs st_vectors
+/* Rounded to nearest where a float cannot hold the integer. */
+ST_FN st_vf32 st_i32_to_vf32(st_vi32 x) { return __builtin_convertvector(x, st_vf32); }
+
+//! st_fma_vf32 | needs st_vectors
+/* a * b + c, rounded once. */
+ST_FN st_vf32 st_fma_vf32(st_vf32 a, st_vf32 b, st_vf32 c) {
+    return __builtin_ia32_vfmaddps512_mask(a, b, c, 0xffff, 4);
+}
+//! st_pick_vf32 | needs st_vectors
+/* a where test holds, else b. */
+ST_FN st_vf32 st_pick_vf32(st_vmask test, st_vf32 a, st_vf32 b) {
+#if defined(__clang__)
+    return __builtin_ia32_selectps_512(test, a, b);
+#else
+    return __builtin_ia32_blendmps_512_mask(b, a, test);
+#endif
+}
+//! st_pick_vi32 | needs st_vectors
+/* a where test holds, else b. */
+ST_FN st_vi32 st_pick_vi32(st_vmask test, st_vi32 a, st_vi32 b) {
+#if defined(__clang__)
+    return __builtin_ia32_selectd_512(test, a, b);
+#else
+    return __builtin_ia32_blendmd_512_mask(b, a, test);
+#endif
+}
+//! st_eq_vf32 | needs st_vectors
+ST_FN st_vmask st_eq_vf32(st_vf32 a, st_vf32 b) { return __builtin_ia32_cmpps512_mask(a, b, 0, 0xffff, 4); }
+//! st_lt_vf32 | needs st_vectors
+ST_FN st_vmask st_lt_vf32(st_vf32 a, st_vf32 b) { return __builtin_ia32_cmpps512_mask(a, b, 1, 0xffff, 4); }
+//! st_le_vf32 | needs st_vectors
+ST_FN st_vmask st_le_vf32(st_vf32 a, st_vf32 b) { return __builtin_ia32_cmpps512_mask(a, b, 2, 0xffff, 4); }
+//! st_ne_vf32 | needs st_vectors
+/* Also where either is NaN. */
+ST_FN st_vmask st_ne_vf32(st_vf32 a, st_vf32 b) { return __builtin_ia32_cmpps512_mask(a, b, 4, 0xffff, 4); }
+//! st_eq_vi32 | needs st_vectors
+ST_FN st_vmask st_eq_vi32(st_vi32 a, st_vi32 b) { return __builtin_ia32_cmpd512_mask(a, b, 0, 0xffff); }
+//! st_lt_vi32 | needs st_vectors
+ST_FN st_vmask st_lt_vi32(st_vi32 a, st_vi32 b) { return __builtin_ia32_cmpd512_mask(a, b, 1, 0xffff); }
+//! st_le_vi32 | needs st_vectors
+ST_FN st_vmask st_le_vi32(st_vi32 a, st_vi32 b) { return __builtin_ia32_cmpd512_mask(a, b, 2, 0xffff); }
+//! st_ne_vi32 | needs st_vectors
+ST_FN st_vmask st_ne_vi32(st_vi32 a, st_vi32 b) { return __builtin_ia32_cmpd512_mask(a, b, 4, 0xffff); }
+//! st_greater_or_vf32 | needs st_vectors
+/* a where it is greater than b, else b: also where either is NaN. One instruction. */
+ST_FN st_vf32 st_greater_or_vf32(st_vf32 a, st_vf32 b) {
+#if defined(__clang__)
+    return __builtin_ia32_maxps512(a, b, 4);
+#else
+    return __builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4);
+#endif
+}
+//! st_less_or_vf32 | needs st_vectors
+/* a where it is less than b, else b: also where either is NaN. One instruction. */
+ST_FN st_vf32 st_less_or_vf32(st_vf32 a, st_vf32 b) {
+#if defined(__clang__)
+    return __builtin_ia32_minps512(a, b, 4);
+#else
+    return __builtin_ia32_minps512_mask(a, b, b, 0xffff, 4);
+#endif
+}
+//! st_max_vf32 | needs st_greater_or_vf32 st_ne_vf32 st_pick_vf32
+/* As st_max_f32, but for which NaN is taken of two. */
+ST_FN st_vf32 st_max_vf32(st_vf32 a, st_vf32 b) { return st_pick_vf32(st_ne_vf32(b, b), b, st_greater_or_vf32(b, a)); }
+//! st_min_vf32 | needs st_less_or_vf32 st_ne_vf32 st_pick_vf32
+/* As st_min_f32, but for which NaN is taken of two. */
+ST_FN st_vf32 st_min_vf32(st_vf32 a, st_vf32 b) { return st_pick_vf32(st_ne_vf32(b, b), b, st_less_or_vf32(b, a)); }
+//! st_relu_vf32 | needs st_le_vf32 st_pick_vf32
+/* As st_relu_f32. */
+ST_FN st_vf32 st_relu_vf32(st_vf32 x) { return st_pick_vf32(st_le_vf32(x, (st_vf32){0}), (st_vf32){0}, x); }
+//! st_abs_vf32 | needs st_vectors
+/* Clears the sign bits. */
+ST_FN st_vf32 st_abs_vf32(st_vf32 x) { return (st_vf32)((st_vu32)x & 0x7fffffffu); }
+
+//! st_f16_to_vf32 | needs st_vectors
+/* Exact, subnormals too: one instruction, which no flush mode touches. */
+ST_FN st_vf32 st_f16_to_vf32(st_vu16 x) { return __builtin_ia32_vcvtph2ps512_mask((st_vi16)x, (st_vf32){0}, 0xffff, 4); }
+//! st_bf16_to_vf32 | needs st_vectors
+/* Exact: bf16 is the upper half of a float. */
+ST_FN st_vf32 st_bf16_to_vf32(st_vu16 x) {
+#if defined(__clang__)
+    return (st_vf32)(__builtin_convertvector(x, st_vu32) << 16);
+#else
+    return (st_vf32)((st_vu32)__builtin_ia32_pmovzxwd512_mask((st_vi16)x, (st_vi32){0}, 0xffff) << 16);
+#endif
+}
+//! st_low_halves_vu32 | needs st_vectors
+/* The lower half of each word. */
+ST_FN st_vu16 st_low_halves_vu32(st_vu32 x) {
+#if defined(__clang__)
+    return __builtin_convertvector(x, st_vu16);
+#else
+    return (st_vu16)__builtin_ia32_pmovdw512_mask((st_vi32)x, (st_vi16){0}, 0xffff);
+#endif
+}
+//! st_vf32_to_f16 | needs st_pick_vf32 st_ne_vf32
+/* Round to nearest, ties to even, subnormals too: one instruction. A NaN takes the code that st_f32_to_f16 gives it. */
+ST_FN st_vu16 st_vf32_to_f16(st_vf32 x) {
+    st_vu32 quiet = ((st_vu32)x & 0x80000000u) | 0x7fc00000u;
+    return (st_vu16)__builtin_ia32_vcvtps2ph512_mask(st_pick_vf32(st_ne_vf32(x, x), (st_vf32)quiet, x), 8, (st_vi16){0}, 0xffff);
+}
+//! st_through_f16_vf32 | needs st_vf32_to_f16 st_f16_to_vf32
+/* x rounded to f16 and widened again. */
+ST_FN st_vf32 st_through_f16_vf32(st_vf32 x) { return st_f16_to_vf32(st_vf32_to_f16(x)); }
+//! st_through_bf16_vf32 | needs st_vectors st_pick_vf32 st_ne_vf32
+/* x rounded to bf16 and widened again. */
+ST_FN st_vf32 st_through_bf16_vf32(st_vf32 x) {
+    st_vu32 bits = (st_vu32)x, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    return st_pick_vf32(st_ne_vf32(x, x), (st_vf32)(bits | 0x400000u), (st_vf32)rounded);
+}
+//! st_vf32_to_bf16 | needs st_pick_vf32 st_ne_vf32 st_low_halves_vu32
+/* Round to nearest, ties to even; NaN stays NaN. */
+ST_FN st_vu16 st_vf32_to_bf16(st_vf32 x) {
+    st_vu32 bits = (st_vu32)x, rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+    st_vu32 code = (st_vu32)st_pick_vf32(st_ne_vf32(x, x), (st_vf32)(bits | 0x400000u), (st_vf32)rounded);
+    return st_low_halves_vu32(code >> 16);
+}
+
+//! st_exp_reduced_vf32 | needs st_fma_vf32 st_all_vf32
+/* As st_exp_reduced_f32. */
+ST_FN st_vf32 st_exp_reduced_vf32(st_vf32 r) {
+    st_vf32 q = st_all_vf32(0x1.6a4d6p-10f);
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.12398ep-7f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.5558bp-5f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.555492p-3f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.fffffcp-2f));
+    q = st_fma_vf32(q, r, st_all_vf32(1.0f));
+    return st_fma_vf32(q, r, st_all_vf32(1.0f));
+}
+//! st_exp_vf32 | needs st_fma_vf32 st_all_vf32 st_exp_reduced_vf32 st_less_or_vf32
+/* As st_exp_f32, bit for bit: one instruction scales by a power of 2 and rounds once. Below -104 a mask gives 0, for results
+   that underflow are slow; NaN passes both limits. */
+ST_FN st_vf32 st_exp_vf32(st_vf32 x) {
+    st_vmask stays = __builtin_ia32_cmpps512_mask(x, st_all_vf32(-104.0f), 5, 0xffff, 4); /* not less */
+    x = st_less_or_vf32(st_all_vf32(89.0f), x);
+    st_vf32 n = st_fma_vf32(x, st_all_vf32(0x1.715476p+0f), st_all_vf32(0x1.8p23f)) - 0x1.8p23f; /* 1 / ln(2) */
+    st_vf32 r = st_fma_vf32(n, st_all_vf32(-0x1.62e43p-1f), x); /* ln(2) in two parts */
+    r = st_fma_vf32(n, st_all_vf32(0x1.05c61p-29f), r);
+    return __builtin_ia32_scalefps512_mask(st_exp_reduced_vf32(r), n, (st_vf32){0}, stays, 4);
+}
+//! st_sigmoid_vf32 | needs st_exp_vf32 st_lt_vf32 st_pick_vf32
+/* As st_sigmoid_f32. */
+ST_FN st_vf32 st_sigmoid_vf32(st_vf32 x) {
+    st_vf32 e = st_exp_vf32((st_vf32)((st_vu32)x | 0x80000000u));
+    st_vmask negative = st_lt_vf32(x, (st_vf32){0});
+    st_vf32 numerator = st_pick_vf32(negative, e, st_all_vf32(1.0f));
+    st_vf32 denominator = 1.0f + e, lost = e - (denominator - 1.0f);
+    st_vf32 quotient = numerator / denominator;
+    st_vf32 remainder = st_fma_vf32(-quotient, lost, st_fma_vf32(-quotient, denominator, numerator));
+    return st_fma_vf32(remainder, st_pick_vf32(negative, 1.0f - quotient, quotient), quotient);
+}
