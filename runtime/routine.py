@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from stagedtensor.errors import ContextError
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.runtime.device import Executable, Kernel
+from stagedtensor.runtime.kernel_table import kernel_table, terminal_width
 from stagedtensor.runtime.nvrtc import CudaBinary, KernelResources, Kind, compile_cuda
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Routine:
     """A compiled computation. Run it with ``ctx.run(routine)`` or ``routine()``.
 
     ``source`` is the full generated text, ``kernels`` the kernels with the expressions they compute; ``print(routine)``
-    is a table of them. ``precisions`` gives each node's settled precision with its reason.
+    shows them, a paragraph each on a terminal, elsewhere one line each. ``precisions`` gives each node's settled precision
+    with its reason.
     """
 
     name: str
@@ -146,39 +148,17 @@ class Routine:
         folder.mkdir(parents=True, exist_ok=True)
         ending = {"c": "c", "cuda": "cu", "ir": "ir"}[self.executable.language]
         (folder / f"{self.name}.{ending}").write_text(self.source, encoding="utf-8")
-        (folder / f"{self.name}.txt").write_text(str(self) + "\n", encoding="utf-8")
+        (folder / f"{self.name}.txt").write_text(self._table() + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        return kernel_table(f"routine {self.name} on {self.context.device_name}", self.kernels)
+        return self._table(terminal_width())
+
+    def _table(self, width: int | None = None) -> str:
+        return kernel_table(f"routine {self.name} on {self.context.device_name}", self.kernels, width)
 
     def __repr__(self) -> str:
         count = len(self.kernels)
         return f"<routine {self.name}: {count} kernel{'s' * (count != 1)} on {self.context.device_name}>"
-
-
-def kernel_table(title: str, kernels: Sequence[Kernel]) -> str:
-    """Return ``title`` and one line per kernel: what it computes, reads and writes, its work and the path chosen."""
-    header = ("kernel", "expressions", "reads", "writes", "flops", "bytes", "path")
-    rows = [
-        (
-            kernel.name,
-            "; ".join(kernel.expressions),
-            " ".join(kernel.reads),
-            " ".join(kernel.writes),
-            str(kernel.flops),
-            str(kernel.nbytes),
-            kernel.path,
-        )
-        for kernel in kernels
-    ]
-    widths = [min(60, max(len(row[at]) for row in (header, *rows))) for at in range(len(header))]
-    widths[-1] = max(len(row[-1]) for row in (header, *rows))  # why a path was chosen stands at its end
-
-    def line(row: tuple[str, ...]) -> str:
-        cells = (text if len(text) <= width else text[: width - 1] + "…" for text, width in zip(row, widths, strict=True))
-        return "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
-
-    return "\n".join((title, line(header), *map(line, rows)))
 
 
 def _integer(value: Any, name: str) -> int:

@@ -20,8 +20,8 @@ from stagedtensor.optim import sgd_update
 from stagedtensor.policy import PrecisionPolicy
 from stagedtensor.precision import precision
 from stagedtensor.program import Comp, sequence
+from stagedtensor.runtime.kernel_table import kernel_table, terminal_width
 from stagedtensor.runtime.nvrtc import KernelResources, check_architecture, compile_cuda
-from stagedtensor.runtime.routine import kernel_table
 from stagedtensor.session import Session
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import placeholder
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             comp, arguments.device, name=arguments.block or "model", target=arguments.target, numerics=numerics
         )
     count = len(made.kernels)
-    print(kernel_table(f"{count} kernel{'s' * (count != 1)} for {made.device}", made.kernels))
+    print(kernel_table(f"{count} kernel{'s' * (count != 1)} for {made.device}", made.kernels, terminal_width()))
     if arguments.device == "cuda":
         print_resources(made, architectures, fast_math=numerics.fast_math)
     if not arguments.no_source:

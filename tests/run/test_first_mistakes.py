@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,3 +120,25 @@ def test_shape_errors_name_the_function_that_was_called() -> None:
         assert st.cross_entropy(scores, labels).shape
     with pytest.raises(TypeError, match=r"st\.concat\(\[a, b\]"):
         st.concat(scores, labels)  # type: ignore[arg-type]
+
+
+def test_a_printed_routine_fits_the_terminal_and_is_one_line_a_kernel_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = st.placeholder("x", batch=[4], output=[3])
+    loss = st.mean(nn.mlp([16, 2], label="a_network_with_a_long_name")(x) ** 2)
+    with st.Context("reference") as ctx:
+        routine = ctx.compile(st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1, momentum=0.9)), name="step")
+        lines = str(routine).splitlines()
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "72")
+        shown = str(routine).splitlines()
+        routine.save(tmp_path)
+    assert len(lines) == len(routine.kernels) + 2
+    assert max(map(len, shown)) <= 72 < max(map(len, lines))
+    for kernel, line in zip(routine.kernels, lines[2:], strict=True):
+        assert line.startswith(kernel.name)
+        assert line.endswith("; ".join(kernel.expressions))
+        at = next(number for number, text in enumerate(shown) if text.startswith(kernel.name))
+        assert kernel.path in " ".join(part.strip() for part in shown[at : at + 6])
+    assert (tmp_path / "step.txt").read_text().splitlines() == lines
