@@ -6,7 +6,7 @@ being. The hook stacks (parameter hooks of ``master_weights``, open composites, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +27,7 @@ from .encoded import Encoded
 from .errors import PrecisionError, ShapeError, StagedTensorError
 from .node import Node, Placement, Role, Specified, ancestors, refuse_encoded
 from .op_table import OPS
+from .operators import Operators, TensorLike as TensorLike
 from .params import Params
 from .precision import Prec, precision, u4x32
 from .precision_rules import BARRIER
@@ -50,9 +51,6 @@ from .specs import (
 from .statement_text import op_text
 from .statements import Access, Apply, Composite, Expr, Operand, OpRecord, Scope, Slot, Statement, WriteOp
 
-TensorLike: TypeAlias = Any
-"""A Tensor, a Python or NumPy number, a nested list or an array."""
-
 ParameterHook: TypeAlias = Callable[["Tensor"], "Tensor"]
 
 _parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_parameter_hook", default=None)
@@ -61,15 +59,13 @@ _parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_par
 _BORDERS = {"enter": "argument of a composite", "leave": "composite"}
 """How the two ends of a composite show."""
 
-class Tensor:
+class Tensor(Operators):
     """A value node with its gradient node, if any. Built by functions of this package, never directly.
 
     Looking at it (``shape``, ``precision``, ``repr``) solves on a throw-away copy and changes nothing.
     """
 
     __slots__ = ("__weakref__", "node")
-    __array_priority__ = 1000
-    __array_ufunc__ = None  # numpy defers to our reflected operators
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -144,99 +140,15 @@ class Tensor:
     def _repr_html_(self) -> str:
         return f"<code>{escape(repr(self))}</code>"
 
-    # -- operators ------------------------------------------------------------------------------------------------
-    def __add__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("add", self, other)
+    # -- what the operators come down to ----------------------------------------------------------------------------
+    def _pointwise(self, op: str, *values: TensorLike) -> Tensor:
+        return apply_pointwise(op, *values)
 
-    def __radd__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("add", other, self)
+    def _contracted(self, left: TensorLike, right: TensorLike) -> Tensor:
+        return matmul(left, right)
 
-    def __sub__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("sub", self, other)
-
-    def __rsub__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("sub", other, self)
-
-    def __mul__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mul", self, other)
-
-    def __rmul__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mul", other, self)
-
-    def __truediv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("div", self, other)
-
-    def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("div", other, self)
-
-    def __floordiv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("floordiv", self, other)
-
-    def __rfloordiv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("floordiv", other, self)
-
-    def __mod__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mod", self, other)
-
-    def __rmod__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mod", other, self)
-
-    def __pow__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("pow", self, other)
-
-    def __rpow__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("pow", other, self)
-
-    def __neg__(self) -> Tensor:
-        return apply_pointwise("neg", self)
-
-    def __pos__(self) -> Tensor:
-        return self
-
-    def __abs__(self) -> Tensor:
-        return apply_pointwise("abs", self)
-
-    def __matmul__(self, other: TensorLike) -> Tensor:
-        return matmul(self, other)
-
-    def __rmatmul__(self, other: TensorLike) -> Tensor:
-        return matmul(other, self)
-
-    def __lt__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("lt", self, other)
-
-    def __le__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("le", self, other)
-
-    def __gt__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("gt", self, other)
-
-    def __ge__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("ge", self, other)
-
-    def __eq__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
-        return apply_pointwise("eq", self, other)
-
-    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
-        return apply_pointwise("ne", self, other)
-
-    __hash__ = object.__hash__
-
-    def __getitem__(self, key: Any) -> Tensor:
+    def _at(self, key: Any) -> Tensor:
         return index_batch(self, key)
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth of tensor {self.label!r} is not known while the program is built; use st.where, "
-            "or read it with ctx.get_values after a run"
-        )
-
-    def __float__(self) -> float:
-        raise TypeError(f"tensor {self.label!r} is no number; read it with ctx.get_values after a run")
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        # without this NumPy makes an array of one object, and np.dot an array of tensors
-        raise TypeError(f"tensor {self.label!r} is no array; read it with ctx.get_values after a run")
 
     def __copy__(self) -> Tensor:
         return self
@@ -256,12 +168,6 @@ class Tensor:
                 name=name,
                 obj=self,
             )
-
-    def __len__(self) -> int:
-        raise TypeError(f"tensor {self.label!r} has no len(); see .shape")
-
-    def __iter__(self) -> Iterator[Tensor]:
-        raise TypeError(f"tensor {self.label!r} is not iterable; index it (x[i]) or read it with ctx.get_values")
 
 
 def tensor_of(node: Node) -> Tensor:
