@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.conversion import representable
+from stagedtensor.conversion import convert, representable
 from stagedtensor.errors import ExportError
 from stagedtensor.op_table import OPS
 from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64
@@ -196,6 +196,9 @@ class BlockValues:
         narrow = self._narrow_form(expr)
         if narrow is not None:
             return self._apply(narrow, expr.type)
+        number = _number(expr)
+        if number is not None:
+            return Over(self.lines.number(number, expr.type), ())
         found = self._evaluate(expr.arg)
         outward = isinstance(expr.arg, ir.Apply | ir.Var | ir.Fma) or expr.type.bits < found.value.prec.bits
         return Over(self._converted(found.value, expr, self._role[1 if outward else 0]), found.axes)
@@ -465,7 +468,7 @@ class BlockValues:
         if guard is not None:
             cells = lines.select(self._over(guard, axes), cells, lines.number(count, i64, space))
         points = _product(space)
-        flat = lines.reshape(held, (count,))
+        flat = lines.copied(held, (count,))
         positions = lines.reshape(cells, (points, 1))
         updates = lines.reshape(self._over(value, axes), (points,))
         cell = tensor_type((), held.prec)
@@ -482,6 +485,20 @@ class BlockValues:
 
 def _product(dims: Sequence[int]) -> int:
     return int(np.prod(dims, dtype=np.int64))
+
+
+def _number(expr: ir.Expr) -> float | int | None:
+    """Return the number that casts of a number give, None for other expressions."""
+    if isinstance(expr, ir.Const):
+        return float(expr.value) if expr.type.is_float else int(expr.value)
+    if not isinstance(expr, ir.Cast) or expr.flush:
+        return None
+    number = _number(expr.arg)
+    if number is None:
+        return None
+    held = convert(np.asarray(number, np.float64 if isinstance(number, float) else np.int64), expr.arg.type)
+    cell = convert(held, expr.type, saturate=expr.saturate)
+    return float(cell) if expr.type.is_float else int(cell)
 
 
 def _exact(value: float | int, prec: Prec) -> bool:

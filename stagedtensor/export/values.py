@@ -144,6 +144,18 @@ class Lines:
         """Give the cells other dims, in the same order."""
         return x if x.dims == tuple(dims) else self.changed("stablehlo.reshape {0}", x, dims, x.prec)
 
+    def copied(self, x: Value, dims: Sequence[int]) -> Value:
+        """Give the cells other dims in a value that nothing else uses.
+
+        The reference interpreter scatters into the operand itself, which others must not read afterwards.
+        """
+        if x.dims == tuple(dims):
+            x = self.reshape(x, (1, *dims))
+        result = Value(len(self._lines), tuple(dims), x.prec)
+        text = f"stablehlo.reshape {{0}} : ({x.type}) -> {result.type}"
+        self._lines.append(_Line(result, text, (x,), ""))
+        return result
+
     def changed(self, text: str, x: Value, dims: Sequence[int], prec: Prec, location: str = "") -> Value:
         """Add a one-operand op whose result has another type; ``text`` ends before the types."""
         return self.add(f"{text} : ({x.type}) -> {tensor_type(dims, prec)}", (x,), dims, prec, location)

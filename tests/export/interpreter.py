@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,25 +36,41 @@ class Run:
 
 def interpret(text: str, arguments: Sequence[Array]) -> Run:
     """Parse, verify and run a module in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, name) for name in ("module.mlir", "arguments.npz", "results.npz", "converts.json")]
-        files[0].write_text(text)
-        np.savez(files[1], *arguments)
-        command = [sys.executable, str(WORKER), *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (run,) = interpret_all([(text, arguments)])
+    return run
+
+
+def interpret_all(modules: Sequence[tuple[str, Sequence[Array]]], timeout: float = 120) -> list[Run]:
+    """Run several modules in one process; the first that fails, or whose op ends the process, is shown."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for at, (text, arguments) in enumerate(modules):
+            (folder / f"module{at}.mlir").write_text(text)
+            np.savez(folder / f"arguments{at}.npz", *arguments)
+        command = [sys.executable, str(WORKER), name, str(len(modules))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         if done.returncode != 0:
+            at = int(re.findall(r"^module (\d+)$", done.stderr, flags=re.MULTILINE)[-1])
             raise InterpreterError(
-                f"the interpreter ended with {done.returncode}:\n{done.stderr[-3000:]}\n{text[:4000]}"
+                f"the interpreter ended with {done.returncode}:\n{done.stderr[-3000:]}\n{modules[at][0][:4000]}"
             )
-        with np.load(files[2]) as held:
-            results = [held[key] for key in held.files]
-        return Run(results, [tuple(item) for item in json.loads(files[3].read_text())])
+        return [_read(folder, at) for at in range(len(modules))]
+
+
+def _read(folder: Path, at: int) -> Run:
+    with np.load(folder / f"results{at}.npz") as held:
+        results = [held[key] for key in held.files]
+    return Run(results, [tuple(item) for item in json.loads((folder / f"converts{at}.json").read_text())])
 
 
 def both(
-    root: st.Tensor | st.Comp, values: dict[str, Array], loss: st.Tensor, device: str = "cpu", **options: Any
+    root: st.Tensor | st.Comp,
+    values: dict[str, Array],
+    loss: st.Tensor,
+    execute: Callable[[str, Sequence[Array]], Run] = interpret,
+    **options: Any,
 ) -> tuple[list[Array], list[Array], Run]:
-    """Return what the interpreter and what this package computes for the results of an export, and the run.
+    """Return what ``execute`` and what this package computes for the results of an export, and the run.
 
     ``values`` are fed by label; parameters start as their initializers say.
     """
@@ -68,7 +85,7 @@ def both(
         results = [root]
     else:
         results = [loss, *(grad_of(param) for param in st.trainable_params(loss))]
-    with st.Context(device) as ctx:
+    with st.Context("cpu") as ctx:
         routine = ctx.compile(root, keep=[tensor for tensor in nodes.values() if tensor.node.record is not None])
         ctx.init_params(loss)
         for label, value in values.items():
@@ -77,7 +94,7 @@ def both(
         arguments = [_fed(ctx, nodes[entry.name], entry, values) for entry in signature.arguments]
         wanted = [ctx.get_values(result) for result in results]
     assert [entry.name for entry in signature.results] == [result.label for result in results]
-    run = interpret(text, arguments)
+    run = execute(text, arguments)
     return run.results, wanted, run
 
 

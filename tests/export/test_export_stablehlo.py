@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ import stagedtensor as st
 from stagedtensor.errors import ExportError
 from stagedtensor.export.scalar_ops import FORMS, missing_rows
 from stagedtensor.op_table import OPS
+from stagedtensor.public_ops import PUBLIC_OPS, sample
 from tests.boundary.networks import Network
-from tests.run.test_gradients import BINARY, UNARY
+from tests.oracles.rounding import cells_of, edge_codes
 
 from .interpreter import InterpreterError, Run, both, interpret
+from .iree import execute
 
 Array = np.ndarray[Any, Any]
 FLOATS = (st.f64, st.f32, st.f16, st.bf16, st.f8e5m2, st.f8e4m3)
@@ -69,12 +70,30 @@ def test_golden() -> None:
     assert 'func.func @"a name"(' in quoted
 
 
-@pytest.mark.parametrize("prec", [st.f64, st.f32], ids=str)
+@pytest.mark.parametrize("prec", [st.f64, st.f32, st.f16, st.bf16], ids=str)
 def test_constants_keep_their_bits(prec: st.Prec) -> None:
-    cells = np.array([np.nan, np.inf, -np.inf, -0.0, 0.1, np.finfo(prec.numpy_dtype).smallest_subnormal], prec.numpy_dtype)
-    y = st.where(st.placeholder("x", output=[6], prec=prec) > 0.0, st.constant(cells), -0.0)
-    run = interpret(st.export.to_stablehlo(y), [np.array([1, 1, 1, 1, 1, 1], prec.numpy_dtype)])
-    np.testing.assert_array_equal(run.results[0].view(np.uint8), cells.view(np.uint8))
+    with np.errstate(under="ignore"):
+        cells = np.array([np.nan, np.inf, -np.inf, -0.0, 0.1, 1e-40, 2.0**-24, 2.0**-133]).astype(prec.numpy_dtype)
+    x = st.placeholder("x", output=[8], prec=prec)
+    y = st.cast(st.where(x > 0.0, st.constant(cells), -0.0), st.f64)
+    text = st.export.to_stablehlo(y)
+    assert f'dense<"0x{cells.tobytes().hex().upper()}"> : tensor<8x{prec}>' in text
+    (found,) = interpret(text, [np.ones(8, prec.numpy_dtype)]).results
+    wanted = cells.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+    np.testing.assert_array_equal(found[1:].view(np.uint64), wanted[1:].view(np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("prec", "nan", "lowest"),
+    [(st.f16, "0x7E00", "0xFC00"), (st.bf16, "0x7FC0", "0xFF80"), (st.f32, "0x7FC00000", "0xFF800000"),
+     (st.f64, "0x7FF8000000000000", "0xFFF0000000000000")],
+    ids=str,
+)  # fmt: skip
+def test_constants_have_as_many_digits_as_their_format(prec: st.Prec, nan: str, lowest: str) -> None:
+    x = st.placeholder("x", output=[4], prec=prec)
+    assert f"dense<{nan}> : tensor<{prec}>" in st.export.to_stablehlo(st.where(x > 0.0, x, float("nan")))
+    assert f"dense<{lowest}> : tensor<{prec}>" in st.export.to_stablehlo(st.max(x), accum="narrow")
 
 
 def test_same_precision_regions_leave_no_convert() -> None:
@@ -89,95 +108,33 @@ def test_export_settles_nothing() -> None:
     assert y.node.settled is None
 
 
-# -- every op ---------------------------------------------------------------------------------------------------------
-
-SAMPLES: dict[str, tuple[Callable[..., st.Tensor], tuple[Array, ...]]] = {
-    **{name: (build, (value,)) for name, (build, value) in UNARY.items()},
-    **{name: (build, (left, right)) for name, (build, left, right) in BINARY.items()},
-}
-GROUPS = [dict(list(SAMPLES.items())[at : at + 12]) for at in range(0, len(SAMPLES), 12)]
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "-".join(list(group)[:2]))
-def test_runs_ops_and_their_gradients(group: dict[str, tuple[Callable[..., st.Tensor], tuple[Array, ...]]]) -> None:
-    with st.Session(default_prec=st.f64, default_grad_prec=st.f64):
-        losses = []
-        for name, (build, values) in group.items():
-            params = [
-                st.param(f"{name}{at}", output=list(value.shape), init=value, prec=st.f64) for at, value in enumerate(values)
-            ]
-            y = build(*params)
-            weights = np.random.default_rng(7).uniform(0.5, 1.5, y.shape.dims)
-            batch, out = len(y.shape.batch), len(y.shape.output)
-            factor = st.constant(weights, batch=batch, output=out, input=weights.ndim - batch - out)
-            losses.append(st.sum(y * factor).named(f"loss of {name}"))
-        step = st.grad_update(losses)
-        text, signature = st.export.to_stablehlo(step), st.export.signature(step)
-        with st.Context("cpu") as ctx:
-            routine = ctx.compile(step)
-            for loss in losses:
-                ctx.init_params(loss)
-            ctx.run(routine)
-            params = [param for loss in losses for param in loss.params]
-            wanted = [ctx.get_values(loss) for loss in losses]
-            wanted += [ctx.get_values(param.grad) for param in params]  # type: ignore[arg-type]
-            arguments = [ctx.get_values(param) for param in params]
-        assert [entry.name for entry in signature.arguments] == [param.label for param in params]
-    found = interpret(text, arguments).results
-    for entry, got, want in zip(signature.results, found, wanted, strict=True):
-        assert distance([got], [want]) <= 1e-11, entry.name
-
-
-INDEXED: dict[str, Callable[[st.Tensor], st.Tensor]] = {
-    "gather": lambda x: st.gather(
-        st.param("table", output=[4], input=[3], init=np.arange(12.0).reshape(4, 3)), st.constant(np.array([2, 0, 2, 9], np.int32))
-    ) * st.sum(x),
-    "one_hot": lambda x: st.one_hot(st.constant(np.array([1, 3], np.int32)), 4) * 2.0 + st.sum(x),
-    "argmax": lambda x: st.cast(st.argmax(x, axis=-1), st.f32) + st.sum(x),
-    "pad2d": lambda x: st.pad2d(st.reshape(x, batch=[1], output=[4, 3, 1]), 1),
-    "conv2d": lambda x: st.conv2d(
-        st.reshape(x, batch=[1], output=[4, 3, 1]), st.param("k", output=[2], input=[2, 2, 1], init=np.ones((2, 2, 2, 1)) / 3.0)
-    ),
-    "max_pool2d": lambda x: st.max_pool2d(st.reshape(x, batch=[1], output=[4, 3, 1]), 2, stride=1),
-    "avg_pool2d": lambda x: st.avg_pool2d(st.reshape(x, batch=[1], output=[4, 3, 1]), 2, stride=1),
-    "upsample2d": lambda x: st.upsample2d(st.reshape(x, batch=[1], output=[4, 3, 1]), 2),
-    "tril": st.tril,
-    "floordiv": lambda x: x // 0.3 + x,
-    "sign": lambda x: x * 2.0 + st.sign(x) + st.floor(x) + st.trunc(x) + st.round(x) + st.ceil(x),
-}
-
-
-@pytest.mark.parametrize("name", INDEXED)
-def test_runs_ops_with_positions(name: str) -> None:
-    value = np.random.default_rng(3).uniform(-1, 1, (4, 3)).astype(np.float32)
-    try:
-        y = INDEXED[name](st.param("x", output=[4, 3], init=value, prec=st.f32))
-        loss = st.sum(y * y)
-        _ = loss.shape
-    except (st.errors.ShapeError, TypeError) as error:
-        pytest.fail(f"the sample does not build: {error}")
-    found, wanted, _run = both(st.grad_update(loss), {}, loss)
-    assert distance(found, wanted) <= 4e-5
-
-
 # -- precisions -------------------------------------------------------------------------------------------------------
+
+
+def decisive_cells(src: st.Prec) -> Array:
+    """Cells of a format: those where rounding to a narrower one is decided (ties, subnormals, overflow), specials, any."""
+    rng = np.random.default_rng(5)
+    if src.bits == 8:
+        return cells_of(np.arange(256, dtype=np.uint64), src.numpy_dtype)
+    codes = [rng.integers(0, 1 << min(src.bits, 63), 1500, dtype=np.uint64)]
+    for dst in FLOATS:
+        if dst.bits < src.bits and dst.bits <= 16:
+            edges = edge_codes(src, dst)
+            codes.append(edges if edges.size < 4000 else rng.choice(edges, 1500))
+    with np.errstate(over="ignore"):
+        stated = np.array([0.0, -0.0, 1 + 2.0**-8 + 2.0**-40, 65519.99, 70000, 464, 465, 61439, 61440, np.inf, -np.inf, np.nan])
+        cells = [cells_of(np.concatenate(codes), src.numpy_dtype), stated.astype(src.numpy_dtype)]
+        if src is st.f64:
+            low = rng.normal(size=500).astype(np.float32)
+            middle = (low.astype(np.float64) + np.nextafter(low, np.float32(np.inf)).astype(np.float64)) / 2
+            cells += [middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]
+        return np.concatenate(cells)
 
 
 @pytest.mark.parametrize("src", FLOATS, ids=str)
 def test_convert_bits(src: st.Prec) -> None:
-    rng = np.random.default_rng(5)
-    wide = np.concatenate(
-        [
-            rng.normal(size=60) * 10.0 ** rng.integers(-8, 8, 60),
-            [0.0, -0.0, np.inf, -np.inf, np.nan, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11],
-            [65504, 65519, 65520, 70000, 2.0**-24, 2.0**-25, 2.0**-133, 448, 464, 465, 57344, 61440, 2.0**-16, 2.0**-10],
-            [1 + 2.0**-8 + 2.0**-40, 1.125 + 2.0**-40, 3.4e38, 3.3895e38],
-        ]
-    )
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = wide.astype(np.float32).astype(src.numpy_dtype) if src is not st.f64 else wide
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        stored = decisive_cells(src).astype(np.float64)
     x = st.placeholder("x", output=[len(stored)], prec=st.f64)
     held = st.cast(x, src)
     # the way through f64 is exact, so what comes back is the conversion's value; widening again keeps it
@@ -223,19 +180,47 @@ def test_roles() -> None:
     assert distance(found, wanted) <= 4 * 2.0**-8
 
 
+def within_an_ulp(found: Array, exact: Array, prec: st.Prec) -> None:
+    """Of the f64 result that was rounded once."""
+    once = exact.astype(np.float32).astype(prec.numpy_dtype).astype(np.float64)
+    ulp = 2.0 ** (np.floor(np.log2(np.abs(once))) - prec.mantissa_bits)
+    assert (np.abs(found - once) <= ulp).all()
+
+
 @pytest.mark.parametrize("prec", [st.bf16, st.f16], ids=str)
-def test_accumulation_is_wide(prec: st.Prec) -> None:
+def test_accum_of_a_product(prec: st.Prec) -> None:
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(8, 256)), rng.normal(size=(256,))
+    a, b = (rng.normal(size=size).astype(prec.numpy_dtype) for size in ((8, 256), (256,)))
     w = st.param("w", output=[8], input=[256], init=a, prec=prec)
     x = st.placeholder("x", output=[256], prec=prec)
     root = st.cast(w @ x, st.f32)
-    found, _wanted, run = both(root, {"x": b.astype(prec.numpy_dtype)}, root)
-    exact = a.astype(prec.numpy_dtype).astype(np.float64) @ b.astype(prec.numpy_dtype).astype(np.float64)
-    once = exact.astype(np.float32).astype(prec.numpy_dtype).astype(np.float64)
-    ulp = 2.0 ** (np.floor(np.log2(np.abs(once))) - prec.mantissa_bits)
-    assert (np.abs(found[0] - once) <= ulp).all()
+    found, _wanted, run = both(root, {"x": b}, root)
+    within_an_ulp(found[0], a.astype(np.float64) @ b.astype(np.float64), prec)
     assert roles(run)["acc"] == 1
+
+
+@pytest.mark.parametrize("prec", [st.bf16, st.f16], ids=str)
+def test_accum_of_a_convolution(prec: st.Prec) -> None:
+    rng = np.random.default_rng(1)
+    image, kernel = (rng.normal(size=size).astype(prec.numpy_dtype) for size in ((6, 5, 16), (3, 4, 4, 16)))
+    x = st.placeholder("x", output=[6, 5, 16], prec=prec)
+    w = st.param("w", output=[3], input=[4, 4, 16], init=kernel, prec=prec)
+    root = st.cast(st.conv2d(x, w), st.f32)
+    found, _wanted, run = both(root, {"x": image}, root)
+    windows = np.lib.stride_tricks.sliding_window_view(image.astype(np.float64), (4, 4), (0, 1))
+    within_an_ulp(found[0], np.einsum("hwcij,oijc->hwo", windows, kernel.astype(np.float64)), prec)
+    assert roles(run)["acc"] == 1
+
+
+@pytest.mark.parametrize("prec", [st.bf16, st.f16], ids=str)
+def test_accum_of_a_long_product_of_ones_counts_them(prec: st.Prec) -> None:
+    """512 ones are 512: a sum at the width of bf16 stops at 256."""
+    w = st.param("w", output=[2], input=[512], init=np.ones((2, 512)), prec=prec)
+    root = st.cast(w @ st.placeholder("x", output=[512], prec=prec), st.f32)
+    text = st.export.to_stablehlo(root)
+    assert f"(tensor<2x512x{prec}>, tensor<512x{prec}>) -> tensor<2xf32>" in text
+    found, _, _ = both(root, {"x": np.ones(512, prec.numpy_dtype)}, root)
+    np.testing.assert_array_equal(found[0], [512, 512])
 
 
 # -- parameters and twins ---------------------------------------------------------------------------------------------
@@ -330,3 +315,26 @@ def test_runs_a_transformer(prec: st.Prec | None) -> None:
     for got, want in zip(found, wanted, strict=True):  # the gradient of the keys' bias is 0 but for rounding
         want = np.asarray(want, np.float64)
         assert np.abs(got - want).max() <= bound * max(float(np.abs(want).max()), 1e-6)
+
+
+@pytest.mark.iree
+def test_iree() -> None:
+    net = Network(narrow=True)
+    found, wanted, _ = both(net.y, {"x": net.data}, net.loss, execute)
+    assert distance(found, wanted) <= 2.0**-8
+    net = Network(narrow=True)
+    found, wanted, _ = both(st.grad_update(net.loss), {"x": net.data, "t": net.targets}, net.loss, execute)
+    assert len(found) == 11
+    assert distance(found, wanted) <= 4 * 2.0**-8
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("name", PUBLIC_OPS)
+def test_iree_runs_every_op(name: str) -> None:
+    built = sample(PUBLIC_OPS[name])
+    result = st.cast(built.result, st.f32)
+    loss = st.sum(result * result)
+    root = result if built.op.non_differentiable else st.grad_update(loss)
+    found, wanted, _ = both(root, {}, loss, execute)
+    for got, want in zip(found, wanted, strict=True):
+        assert np.abs(got - want).max() <= 4e-5 * max(float(np.abs(want).max()), 1e-3)

@@ -1,13 +1,14 @@
-"""Parses, verifies and runs a StableHLO module in the reference interpreter; run as a process of its own.
+"""Parses, verifies and runs StableHLO modules in the reference interpreter; run as a process of its own.
 
-Arguments: the module's text, its arguments (npz), where the results go (npz), where the converts go (json). An op that the
-interpreter does not know ends the process.
+Arguments: a folder with ``moduleN.mlir`` and ``argumentsN.npz``, and how many there are. Leaves ``resultsN.npz`` and
+``convertsN.json`` there. An op that the interpreter does not know ends the process.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,25 +37,31 @@ def attribute(array: Any, type_: Any) -> Any:
     return ir.DenseElementsAttr.get(array.view(f"u{array.itemsize}"), type=type_)
 
 
-def main(text: str, arguments: str, results: str, report: str) -> None:
-    """Run one module."""
-    registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)
-    with ir.Context() as context, ir.Location.unknown():
-        context.append_dialect_registry(registry)
-        stablehlo.register_dialect(context)
-        context.load_all_available_dialects()
-        with open(text) as file:
-            module = ir.Module.parse(file.read())
+def evaluate(folder: Path, at: int) -> None:
+    """Run module ``at`` of the folder."""
+    with ir.Location.unknown():
+        module = ir.Module.parse((folder / f"module{at}.mlir").read_text())
         module.operation.verify()
-        with open(report, "w") as file:
-            json.dump(converts(module.operation), file)
-        given = np.load(arguments)
+        (folder / f"converts{at}.json").write_text(json.dumps(converts(module.operation)))
+        given = np.load(folder / f"arguments{at}.npz")
         function = module.body.operations[0]
         types = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).inputs
         values = [attribute(given[key], type_) for key, type_ in zip(given.files, types, strict=True)]
         outs = stablehlo.eval_module(module, values)
-        np.savez(results, *[np.array(out) for out in outs])
+        np.savez(folder / f"results{at}.npz", *[np.array(out) for out in outs])
+
+
+def main(folder: str, count: str) -> None:
+    """Run the modules of a folder, one after the other; says on stderr which one it is at."""
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    with ir.Context() as context:
+        context.append_dialect_registry(registry)
+        stablehlo.register_dialect(context)
+        context.load_all_available_dialects()
+        for at in range(int(count)):
+            print(f"module {at}", file=sys.stderr, flush=True)
+            evaluate(Path(folder), at)
 
 
 if __name__ == "__main__":
