@@ -82,9 +82,6 @@ class Operators:
     def __neg__(self) -> Tensor:
         return self._pointwise("neg", self)
 
-    def __pos__(self) -> Tensor:
-        return self
-
     def __abs__(self) -> Tensor:
         return self._pointwise("abs", self)
 

@@ -150,6 +150,9 @@ class Tensor(Operators):
     def _at(self, key: Any) -> Tensor:
         return index_batch(self, key)
 
+    def __pos__(self) -> Tensor:
+        return self
+
     def __copy__(self) -> Tensor:
         return self
 
