@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,6 +164,14 @@ def identify(command: tuple[str, ...]) -> Compiler:
     return Compiler(command, kind, version, int(number.group(1)) if number else 0)
 
 
+@dataclass(frozen=True)
+class Unit:
+    """One of several translation units, with flags of its own behind those of all."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+
+
 def compile_shared(
     source: str | Sequence[str],
     out: Path,
@@ -174,30 +182,35 @@ def compile_shared(
     libraries: Sequence[str] = ("-lm",),
     name: str = "routine",
     timeout: float = 600.0,
+    split: Sequence[Unit] = (),
 ) -> None:
     """Compile C text into the shared library ``out``.
 
-    Several texts are separate translation units, compiled in parallel. ``flags`` is what :meth:`Compiler.flags`
-    returned, ``timeout`` counts seconds for each run of the compiler. Raises CompileError; ``out`` is then not
-    written.
+    Several texts are separate translation units, compiled side by side. ``split`` are the units to compile in place of
+    the one text ``source``, in whose lines (``#line``, file ``{name}.c``) errors are then told. ``flags`` is what
+    :meth:`Compiler.flags` returned, ``timeout`` counts seconds for each run of the compiler. Raises CompileError; ``out``
+    is then not written.
     """
     compiler = compiler or find_compiler()
-    units = [source] if isinstance(source, str) else list(source)
+    texts = [source] if isinstance(source, str) else list(source)
+    units = list(split) or [Unit(text) for text in texts]
     with tempfile.TemporaryDirectory(prefix="stagedtensor-") as scratch_name:
         scratch = Path(scratch_name)
         library = scratch / "library.so"
         link = ["-shared", *(["-Wl,-z,defs"] if sys.platform.startswith("linux") else []), "-o", str(library)]
         names = [f"{name}.c"] if len(units) == 1 else [f"{name}_{index}.c" for index in range(len(units))]
-        for file, text in zip(names, units, strict=True):
-            (scratch / file).write_text(text, encoding="utf-8")
-        sources = dict(zip(names, units, strict=True))
+        for file, unit in zip(names, units, strict=True):
+            (scratch / file).write_text(unit.text, encoding="utf-8")
+        sources = {f"{name}.c": texts[0]} if split else dict(zip(names, texts, strict=True))
         if len(units) == 1:
-            command = [*compiler.command, *flags, *link, names[0], *libraries]
+            command = [*compiler.command, *flags, *units[0].flags, *link, names[0], *libraries]
             _checked(command, scratch, timeout, sources, locate)
         else:
-            commands = [[*compiler.command, *flags, "-c", file, "-o", f"{file}.o"] for file in names]
-            with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
-                list(workers.map(lambda command: _checked(command, scratch, timeout, sources, locate), commands))
+            commands = [
+                [*compiler.command, *flags, *unit.flags, "-c", file, "-o", f"{file}.o"]
+                for file, unit in zip(names, units, strict=True)
+            ]
+            _checked_together(commands, scratch, timeout, sources, locate)
             command = [*compiler.command, *flags, *link, *(f"{file}.o" for file in names), *libraries]
             _checked(command, scratch, timeout, sources, locate)
         if not library.is_file():
@@ -231,11 +244,38 @@ def has_float16(compiler: Compiler, target: Target) -> bool:
     return accepts(compiler, compiler.flags(target), _FLOAT16_PROBE)
 
 
-def _checked(command: list[str], cwd: Path, timeout: float, sources: Mapping[str, str], locate: Locate | None) -> None:
+def _checked_together(
+    commands: Sequence[list[str]], cwd: Path, timeout: float, sources: Mapping[str, str], locate: Locate | None
+) -> None:
+    """Run compilers side by side; the first failure, or an interrupt, ends the others."""
+    running: list[subprocess.Popen[bytes]] = []
+    with ThreadPoolExecutor(max_workers=len(commands)) as workers:
+        waiting = [workers.submit(_checked, command, cwd, timeout, sources, locate, running) for command in commands]
+        try:
+            wait(waiting, return_when=FIRST_EXCEPTION)
+            for done in waiting:
+                if done.done():
+                    done.result()
+        except BaseException:
+            while wait(waiting, timeout=0.05).not_done:  # some may only be starting
+                for process in running:
+                    if process.poll() is None:
+                        _kill(process)
+            raise
+
+
+def _checked(
+    command: list[str],
+    cwd: Path,
+    timeout: float,
+    sources: Mapping[str, str],
+    locate: Locate | None,
+    running: list[subprocess.Popen[bytes]] | None = None,
+) -> None:
     logger.debug("running %s", shlex.join(command))
     whole = "\n".join(sources.values())
     try:
-        code, output = _run(command, cwd=cwd, timeout=timeout)
+        code, output = _run(command, cwd=cwd, timeout=timeout, running=running)
     except subprocess.TimeoutExpired as error:
         raise CompileError(
             f"the C compiler did not finish within {timeout:g} s and was stopped.\n  command: {shlex.join(command)}",
@@ -292,7 +332,14 @@ def user_line(text: Sequence[str], line: int) -> str | None:
     return None
 
 
-def _run(command: Sequence[str], *, cwd: Path | None, timeout: float) -> tuple[int, str]:
+def _run(
+    command: Sequence[str],
+    *,
+    cwd: Path | None,
+    timeout: float,
+    running: list[subprocess.Popen[bytes]] | None = None,
+) -> tuple[int, str]:
+    """Return status and output; ``running`` takes the process, for those who may have to end it."""
     environment = dict(os.environ, LC_ALL="C")  # messages are parsed
     # A group of its own: the driver's children end with it on a timeout or an interrupt.
     with subprocess.Popen(
@@ -304,11 +351,17 @@ def _run(command: Sequence[str], *, cwd: Path | None, timeout: float) -> tuple[i
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
+        if running is not None:
+            running.append(process)
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended, or not have its own group yet
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
+            _kill(process)
             raise
     return process.returncode, output.decode("utf-8", errors="replace")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may have ended, or not have its own group yet
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()

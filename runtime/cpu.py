@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
 from stagedtensor.runtime.code_cache import cached_code
-from stagedtensor.runtime.compiler import Compiler, find_compiler
+from stagedtensor.runtime.compiler import Compiler, Unit, find_compiler
 from stagedtensor.runtime.cpu_code import CpuCode
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import DrawLibrary
@@ -30,6 +31,10 @@ from stagedtensor.runtime.thread_pool import ThreadPool
 _ALIGNMENT = 64
 _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
 """Work of a whole routine below which a second thread gains less than its barriers cost."""
+
+
+_MOST_UNITS = 8
+"""Compilers that run side by side at most: each takes some 150 MB."""
 
 
 class CpuDevice:
@@ -105,6 +110,7 @@ class CpuDevice:
             cache=self._cache,
             key=(repr(numerics.key()),),
             locate=code.locate,
+            split=lambda: _units(code),
         )
         return Executable(
             code.text,
@@ -194,6 +200,12 @@ def aligned(nbytes: int) -> Array:
     raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + nbytes]
+
+
+def _units(code: CpuCode) -> tuple[Unit, ...]:
+    from stagedtensor.runtime.cpu_generation import translation_units
+
+    return translation_units(code, min(_MOST_UNITS, len(os.sched_getaffinity(0))))
 
 
 def _runnable(target: Target) -> Target:

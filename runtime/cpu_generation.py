@@ -7,11 +7,13 @@ the compiler of the package, which a routine from the kernel cache does without.
 from __future__ import annotations
 
 from stagedtensor.codegen.emit.c import CSource, emit_module
+from stagedtensor.codegen.emit.units import units
 from stagedtensor.codegen.pipeline import generate
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.runtime import reading
+from stagedtensor.runtime.compiler import Unit
 from stagedtensor.runtime.cpu_code import CpuCode, Function
 from stagedtensor.runtime.target import Target
 from stagedtensor.runtime.thread_pool import POOL_HEADER
@@ -46,3 +48,12 @@ def _functions(emitted: CSource) -> tuple[Function, ...]:
     """Kernels that differ in names alone share a function, which stands once."""
     lines = sorted({kernel.lines for kernel in emitted.kernels})
     return tuple(Function(first, last, emitted.locate(first)) for first, last in lines)
+
+
+def translation_units(code: CpuCode, wanted: int) -> tuple[Unit, ...]:
+    """Return the source in at most ``wanted`` parts and the routine, to be compiled side by side; none where it is short."""
+    found = units(code.text, [(item.first, item.last) for item in code.functions], wanted, file="routine.c")
+    if found is None:
+        return ()
+    # The routine calls and computes nothing. The optimiser takes long for so many calls, and would gain nothing.
+    return (*map(Unit, found.kernels), Unit(found.routine, ("-O0",)))

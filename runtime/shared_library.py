@@ -7,11 +7,11 @@ cache. Loads into this process, so the target must be one that the machine runs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stagedtensor.errors import CompileError
-from stagedtensor.runtime.compiler import Compiler, Locate, compile_shared
+from stagedtensor.runtime.compiler import Compiler, Locate, Unit, compile_shared
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 from stagedtensor.runtime.target import Target
 
@@ -26,16 +26,18 @@ def build_library(
     libraries: Sequence[str] = ("-lm",),
     key: Sequence[str] = (),
     locate: Locate | None = None,
+    split: Callable[[], Sequence[Unit]] = tuple,
 ) -> Path:
     """Return the path of the library of ``source``, compiled where the cache lacks it.
 
-    ``key`` are further texts the result depends on (numerics). Raises CompileError and ContextError.
+    ``key`` are further texts the result depends on (numerics). ``split`` gives translation units to compile in place of
+    the one text, none where that is better; the library does the same. Raises CompileError and ContextError.
     """
     units = [source] if isinstance(source, str) else list(source)
     flags = compiler.flags(target, extra_flags)
 
     def build(path: Path) -> None:
-        compile_shared(units, path, flags=flags, compiler=compiler, locate=locate, libraries=libraries)
+        compile_shared(units, path, flags=flags, compiler=compiler, locate=locate, libraries=libraries, split=split())
 
     name = digest(compiler.identity, "\n".join((*flags, *libraries)), target.name, "\n".join(key), *units)
     return cache.get_or_build(name, build, source="\n".join(units))
@@ -51,6 +53,7 @@ def load_library(
     libraries: Sequence[str] = ("-lm",),
     key: Sequence[str] = (),
     locate: Locate | None = None,
+    split: Callable[[], Sequence[Unit]] = tuple,
 ) -> ctypes.CDLL:
     """Build ``source`` as :func:`build_library` does and load it into this process."""
     failure: OSError | None = None
@@ -64,6 +67,7 @@ def load_library(
             libraries=libraries,
             key=key,
             locate=locate,
+            split=split,
         )
         try:
             return ctypes.CDLL(str(path))

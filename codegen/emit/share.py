@@ -34,11 +34,11 @@ def _key(text: str, name: str, given: Set[str]) -> str:
 
     def numbered(match: re.Match[str]) -> str:
         word = match.group()
-        if word == name:
-            return "@"
         if word not in given:
             # the spaces go, so that a word keeps its ends
             return f"<{word}>"
         return f"@{numbers.setdefault(word, len(numbers))}"
 
-    return _SPACE.sub("", _IDENTIFIER.sub(numbered, _COMMENT.sub("", text)))
+    # a parameter may be called like its function, whose name stands once, in front of the first parenthesis
+    before, _, after = _COMMENT.sub("", text).partition(f"{name}(")
+    return _SPACE.sub("", f"{before}({_IDENTIFIER.sub(numbered, after)}")

@@ -50,6 +50,14 @@ def test_everything_else_counts() -> None:
     assert found(text.replace("st_expf", "tile"), given) is None
 
 
+def test_a_parameter_may_be_called_like_its_function() -> None:
+    shared = Shared()
+    text = "static void {}(const float *a, float *{}) {{ {}[0] = a[0]; }}\n"
+    assert shared.find(text.format("y", "y", "y"), "y", {"a", "y"}) is None
+    assert shared.find(text.format("y_2", "y", "y"), "y_2", {"a", "y"}) == "y"
+    assert shared.find(text.format("z", "z", "a"), "z", {"a", "z"}) is None
+
+
 def test_parameters_correspond_by_position() -> None:
     text = FIRST.replace(" f(", " g(").replace("y", "b").replace("*restrict a", "*restrict y").replace("a[i]", "y[i]")
     assert found(text, {"y", "b", "i"}) == "f"

@@ -15,6 +15,7 @@ import pytest
 from stagedtensor.errors import CompileError
 from stagedtensor.runtime.compiler import (
     Compiler,
+    Unit,
     accepts,
     compile_shared,
     find_compiler,
@@ -53,6 +54,36 @@ def test_several_units_become_one_library(compiler: Compiler, tmp_path: Path) ->
     units = ["int g(int);\nint f(int a) { return g(a) + 1; }\n", "int g(int a) { return 10 * a; }\n"]
     compile_shared(units, out, flags=compiler.flags(GENERIC), compiler=compiler)
     assert ctypes.CDLL(str(out)).f(4) == 41
+
+
+WHOLE = "int g(int a) { return 10 * a; }\n/* model.py:9 */\nint f(int a) { return g(a) + one; }\n"
+
+
+def test_units_of_one_source_speak_of_its_lines(compiler: Compiler, tmp_path: Path) -> None:
+    out = tmp_path / "f.so"
+    first = Unit("int g(int a) { return 10 * a; }\n", ("-O0",))
+    rest = 'int g(int);\n#line 2 "routine.c"\n/* model.py:9 */\nint f(int a) { return g(a) + one; }\n'
+    with pytest.raises(CompileError) as caught:
+        compile_shared(WHOLE, out, flags=compiler.flags(GENERIC), compiler=compiler, split=[first, Unit(rest)])
+    assert "at model.py:9" in str(caught.value)
+    assert ">     3 | int f(int a) { return g(a) + one; }" in str(caught.value)
+    assert caught.value.source == WHOLE
+    flags = (*compiler.flags(GENERIC), "-Done=2")
+    compile_shared(WHOLE, out, flags=flags, compiler=compiler, split=[first, Unit(rest, ("-Uone", "-Done=1"))])
+    assert ctypes.CDLL(str(out)).f(4) == 41
+
+
+def test_the_first_failure_ends_the_other_compilers(tmp_path: Path) -> None:
+    """The units share the time of the one that fails; nothing runs on behind the error."""
+    command = program(
+        tmp_path,
+        "cc",
+        'case "$*" in *--version*) echo "cc 12.1.0" ;; *_1.c*) echo no; exit 1 ;; *) touch started; sleep 60 ;; esac',
+    )
+    began = time.monotonic()
+    with pytest.raises(CompileError, match="ended with status 1"):
+        compile_shared(["int a;", "int b;"], tmp_path / "f.so", flags=(), compiler=identify((str(command),)))
+    assert time.monotonic() - began < 20
 
 
 def test_products_and_sums_are_rounded_apart_and_integers_wrap(compiler: Compiler, tmp_path: Path) -> None:
