@@ -24,6 +24,44 @@ ST_FN void st_mma_m16n8k16_bf16(float *d, const uint32_t *a, const uint32_t *b) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
+//! st_mma_m16n8k8_tf32
+/* d += a b for one 16 x 8 tile a and one 8 x 8 tile b of tf32, products and sums in f32. Fragments as in PTX's mma.m16n8k8:
+   thread 4g + t of the warp holds of a the rows g and g + 8 at the depths t and t + 4, of b the column g at the same depths,
+   of d columns 2t and 2t + 1. */
+ST_FN void st_mma_m16n8k8_tf32(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_tf32(d, a, b);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+//! st_load_tf32
+/* One cell of a fragment, rounded to tf32: to nearest, ties away from zero; 10 bits of mantissa remain. */
+ST_FN void st_load_tf32(uint32_t *fragment, const float *cell) {
+#ifdef ST_EMULATED
+    fragment[0] = st_emulated_tf32(*cell);
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(fragment[0]) : "f"(*cell));
+#endif
+}
+//! st_ldmatrix_x4_f32
+/* Four 8 x 4 matrices of f32 from shared memory, rounded to tf32: as st_ldmatrix_x4, a row being 16 bytes, thread i gets of
+   each the cell i % 4 of row i / 4. */
+ST_FN void st_ldmatrix_x4_f32(uint32_t *fragment, const float *row) {
+#ifdef ST_EMULATED
+    st_emulated_ldmatrix(fragment, (const uint16_t *)row);
+    for (int k = 0; k < 4; k++) fragment[k] = st_emulated_tf32(__uint_as_float(fragment[k]));
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+        : "r"((uint32_t)__cvta_generic_to_shared(row))
+        : "memory");
+    for (int k = 0; k < 4; k++) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(fragment[k]) : "f"(__uint_as_float(fragment[k])));
+#endif
+}
 //! st_ldmatrix_x4
 /* Four 8 x 8 matrices of 16-bit cells from shared memory: thread i of the warp gives the address of row i % 8 of matrix i / 8,
    which is aligned to 16 bytes, and gets of each matrix the cells 2 (i % 4) and the next of row i / 4. */
@@ -55,6 +93,18 @@ ST_FN void st_ldmatrix_x4_trans(uint32_t *fragment, const uint16_t *row) {
 ST_FN void st_copy_async(uint16_t *to, const uint16_t *from, int present) {
 #ifdef ST_EMULATED
     st_emulated_copy(to, from, present);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :
+        : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(present ? 16 : 0)
+        : "memory");
+#endif
+}
+//! st_copy_async_f32
+/* As st_copy_async, four cells of f32. */
+ST_FN void st_copy_async_f32(float *to, const float *from, int present) {
+#ifdef ST_EMULATED
+    st_emulated_copy((uint16_t *)to, (const uint16_t *)from, present);
 #else
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
         :

@@ -457,6 +457,30 @@ ST_HOST static void st_emulated_mma_f16(float *d, const uint32_t *a, const uint3
 ST_HOST static void st_emulated_mma_bf16(float *d, const uint32_t *a, const uint32_t *b) {
     st_emulated_mma(d, a, b, st_emulated_bf16);
 }
+/* mma.sync.m16n8k8 of tf32: register r of a holds row g + 8 (r & 1), depth t + 4 (r >> 1); register r of b depth t + 4r of
+   column g; d as above. Bits below the ten of tf32's mantissa do not count. */
+ST_HOST static void st_emulated_mma_tf32(float *d, const uint32_t *a, const uint32_t *b) {
+    uint32_t words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    const int turn = st_exchange(words, (int)sizeof words);
+    const int lane = st_thread % ST_WARP, warp = st_thread - lane;
+    for (int k = 0; k < 4; k++) {
+        const int row = lane / 4 + 8 * (k >> 1), column = 2 * (lane % 4) + (k & 1);
+        double sum = (double)d[k];
+        for (int depth = 0; depth < 8; depth++) {
+            const struct st_slot *left = &st_slots[warp + 4 * (row % 8) + depth % 4];
+            const struct st_slot *right = &st_slots[warp + 4 * column + depth % 4];
+            const uint32_t x = left->words[turn][row / 8 + 2 * (depth / 4)], y = right->words[turn][4 + depth / 4];
+            sum += (double)st_bits_as<float>(x & ~0x1fffu) * (double)st_bits_as<float>(y & ~0x1fffu);
+        }
+        d[k] = (float)sum;
+    }
+}
+/* cvt.rna.tf32.f32 */
+ST_HOST static uint32_t st_emulated_tf32(float x) {
+    const uint32_t bits = st_bits_as<uint32_t>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
 
 /* ldmatrix.x4: every row is checked as a read of its own by the thread that names it. */
 ST_HOST static int st_emulated_rows(const uint16_t *row, void *code) {

@@ -11,6 +11,7 @@ import numpy as np
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
 from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.numerics import Numerics
 from stagedtensor.runtime import emulated
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
 from tests.run.blocks import Array, cache
@@ -29,9 +30,9 @@ def _recorded(emitted: CudaSource) -> str:
 emulated.host_source = _recorded
 
 
-def emitted(whole: ir.Module) -> CudaSource:
+def emitted(whole: ir.Module, numerics: Numerics | None = None) -> CudaSource:
     """Schedule and print a module."""
-    return emit_cuda(schedule_cuda(whole))
+    return emit_cuda(schedule_cuda(whole, numerics))
 
 
 def run_emulated(
@@ -40,9 +41,10 @@ def run_emulated(
     scalars: Mapping[ir.Symbol, int] | None = None,
     *,
     edit: Edit | None = None,
+    numerics: Numerics | None = None,
 ) -> dict[ir.Buffer, Array]:
     """Run the module on copies of ``arrays`` and return the copies; ``edit`` changes the text that is compiled."""
-    source = emitted(whole)
+    source = emitted(whole, numerics)
     if edit is not None:
         text = edit(source.text)
         assert text != source.text, "the edit changed nothing"

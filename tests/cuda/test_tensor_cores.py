@@ -171,11 +171,6 @@ def test_a_stage_that_is_overwritten_too_early_is_found() -> None:
         run_emulated(whole, arrays, edit=two_ahead)
 
 
-def test_different_formats_without_a_common_one_use_no_tensor_cores() -> None:
-    whole, *_ = narrow_product(f16, bf16, (40, 24, 50), "NN")
-    assert "f32 multiply-add" in emitted(whole).kernels[0].proc.path
-
-
 def test_rows_of_matrices_must_be_aligned() -> None:
     whole, arrays, _ = narrow_product(f16, f16, (40, 24, 50), "NN")
     with pytest.raises(MemoryCheckError, match="multiple of 16"):

@@ -10,10 +10,12 @@ from dataclasses import replace
 from stagedtensor.codegen.affine import flat_index
 from stagedtensor.codegen.loop_ir import Block, BlockIterator
 from stagedtensor.codegen.schedule.analysis import contraction, cost_of, stride, without_single_lets
+from stagedtensor.codegen.schedule.cuda.depth import deep
 from stagedtensor.codegen.schedule.cuda.elementwise import elementwise, serial
+from stagedtensor.codegen.schedule.cuda.formats import for_tensor_cores
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
-from stagedtensor.codegen.schedule.cuda.mma import mma, narrow_operands
-from stagedtensor.codegen.schedule.cuda.operands import collapsed, product
+from stagedtensor.codegen.schedule.cuda.mma import mma
+from stagedtensor.codegen.schedule.cuda.operands import Product, collapsed, product
 from stagedtensor.codegen.schedule.cuda.rows import rows
 from stagedtensor.codegen.schedule.cuda.scatter import scatter
 from stagedtensor.codegen.schedule.cuda.tile import tile
@@ -42,13 +44,26 @@ def plan_block(block: Block, numerics: Numerics) -> tuple[CudaNest, ...]:
         body, launch, path = elementwise(block)
         return (CudaNest("", body, launch, path, cost),)
     found = contraction(block)
-    if found is not None:
-        given = product(collapsed(found))
-        if given is not None and min(given.sizes) >= _LEAST_TILE:
-            narrow = narrow_operands(given)
-            body, launch, path = tile(given) if narrow is None else mma(*narrow)
-            return (CudaNest("", body, launch, path, cost),)
-    return _reduction(block)
+    if found is None:
+        return _reduction(block)
+    given = product(collapsed(found))
+    if given is None or min(given.sizes) < _LEAST_TILE:
+        why = "no matrix product" if given is None else f"fewer than {_LEAST_TILE} rows, columns or points of depth"
+        return tuple(replace(nest, path=f"{nest.path}; no mma: {why}") for nest in _reduction(block))
+    return _product(block, given, numerics)
+
+
+def _product(block: Block, given: Product, numerics: Numerics) -> tuple[CudaNest, ...]:
+    chosen = for_tensor_cores(given, numerics)
+    cut = deep(block, given)
+    if cut is None:
+        body, launch, path = tile(given, chosen) if isinstance(chosen, str) else mma(*chosen)
+        return (CudaNest("", body, launch, path, cost_of(block)),)
+    parts = [*plan_block(cut.partial, numerics), *(() if cut.rest is None else plan_block(cut.rest, numerics))]
+    names = ("_parts", "_rest")
+    nests = [replace(nest, suffix=f"{name}{nest.suffix}") for name, nest in zip(names, parts, strict=False)]
+    words = f"{nests[0].path}, depth in {cut.parts} parts for want of tiles"
+    return (replace(nests[0], scratch=cut.scratch, path=words), *nests[1:], _suffixed(cut.merge, "_merge"))
 
 
 def _reduction(block: Block) -> tuple[CudaNest, ...]:

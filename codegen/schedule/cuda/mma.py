@@ -1,20 +1,19 @@
-"""CUDA template for contractions of 16-bit operands: tensor cores through mma.sync, products and sums in f32.
+"""CUDA template for contractions on tensor cores: mma.sync, products and sums in f32.
 
-In: a :class:`Product` whose operands are exact in f16 or in bf16. Out: its loops. Copies of the next tiles run while the
-present ones are multiplied: two or three stages of shared memory, one barrier per stage. ldmatrix reads eight rows of eight
-cells at once. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
+In: a :class:`Product` whose operands are in the format of an instruction. Out: its loops. Copies of the next tiles run while the
+present ones are multiplied: two or three stages of shared memory, one barrier per stage. ldmatrix reads eight rows of 16
+bytes at once. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import add, floor_divide, modulo, multiply
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Barrier,
     Buffer,
-    Cast,
     Const,
     Expr,
     If,
@@ -26,24 +25,18 @@ from stagedtensor.codegen.loop_ir import (
     Var,
     index,
 )
+from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less, points_of
 from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, tiles
-from stagedtensor.codegen.schedule.cuda.panel import Panel, instruction
+from stagedtensor.codegen.schedule.cuda.panel import Panel, call
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
-from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, i64, u32
+from stagedtensor.precision import f32, i64, u32
 
-_DEPTH = 32
-"""Cells of depth in one stage: two steps of the instruction."""
+_DEPTH_BYTES = 64
+"""Bytes of depth in one stage: two steps of the instruction."""
 _STATIC_SHARED = 48 * 1024
 """Bytes of shared memory that a kernel may have without asking."""
-_M, _N, _K = 16, 8, 16
-_HOLDS: dict[Prec, tuple[Prec, ...]] = {
-    f16: (f16,),
-    bf16: (bf16,),
-    f8e4m3: (f16, bf16),
-    f8e5m2: (f16, bf16),
-}
-"""The 16-bit formats in which every value of a narrow one is exact."""
+_M, _N = 16, 8
 
 
 @dataclass(frozen=True)
@@ -70,33 +63,6 @@ ENOUGH_TILES = 96
 """Tiles that keep a large device busy; with fewer, smaller ones finish sooner."""
 
 
-def narrow_operands(given: Product) -> tuple[Product, Prec] | None:
-    """Return the product with its operands in one 16-bit format, and the format; None where tensor cores do not serve."""
-    if given.accumulator.symbol.type is not f32 or given.sign not in ("fma", "add"):
-        return None
-    if given.guard is not None:
-        return None  # a skipped point must not even multiply a zero with an infinity
-    left, right = _narrow(given.left), _narrow(given.right)
-    if left is None or right is None:
-        return None
-    common = [prec for prec in _HOLDS[left.type] if prec in _HOLDS[right.type]]
-    if not common:
-        return None
-    prec = common[0]
-    return replace(given, left=_in_format(left, prec), right=_in_format(right, prec)), prec
-
-
-def _narrow(operand: Expr) -> Expr | None:
-    """The narrow value that an operand is widened from."""
-    if isinstance(operand, Cast) and operand.type is f32 and not operand.flush and operand.arg.type in _HOLDS:
-        return operand.arg
-    return None
-
-
-def _in_format(value: Expr, prec: Prec) -> Expr:
-    return value if value.type is prec else Cast(Cast(value, f32), prec)
-
-
 def _shape(given: Product) -> _Shape:
     """The largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
     rows, columns, _ = given.sizes
@@ -108,15 +74,15 @@ def _shape(given: Product) -> _Shape:
     return _SHAPES[-1]
 
 
-def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
-    """Return the statements of a product whose operands are of ``prec``, their launch and a few words."""
+def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Launch, str]:
+    """Return the statements of a product whose operands fit ``instruction``, their launch and a few words."""
     shape = _shape(given)
+    depth = _DEPTH_BYTES // instruction.staged.bytes
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
-    left = Panel("left_tile", Side(given.left, given.rows, given.depth, across.batch), shape.rows, _DEPTH, prec)
-    right = Panel(
-        "right_tile", Side(given.right, given.columns, given.depth, across.batch), shape.columns, _DEPTH, prec
-    )
+    sides = Side(given.left, given.rows, given.depth, across.batch), Side(given.right, given.columns, given.depth, across.batch)
+    left = Panel("left_tile", sides[0], shape.rows, depth, instruction)
+    right = Panel("right_tile", sides[1], shape.columns, depth, instruction)
     stages = 3 if 3 * (left.nbytes + right.nbytes) <= _STATIC_SHARED else 2
     tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
@@ -129,25 +95,25 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
         Let(warp_column, multiply(modulo(warp, shape.across), shape.warp_columns)),
     ]
     place = _Place(Var(lane), Var(warp_row), Var(warp_column))
-    layers = -(-given.sizes[2] // _DEPTH)
+    layers = -(-given.sizes[2] // depth)
 
     def issue(layer: Expr) -> list[Stmt]:
         """Start the copies of one layer of depth into its stage."""
         started: list[Stmt] = []
         for panel, first in ((left, across.row), (right, across.column)):
-            stage, start = modulo(layer, stages), multiply(layer, _DEPTH)
+            stage, start = modulo(layer, stages), multiply(layer, depth)
             started.append(panel.copy(tiles_of[panel], stage, first, start, thread, shape.threads))
         return started
 
     ahead, layer = index_symbol("i_stage"), index_symbol("i_depth")
     next_layer = add(Var(layer), stages - 1)
-    commit, wait = instruction("st_copy_async_commit"), instruction(f"st_copy_async_wait_{stages - 2}")
+    commit, wait = call("st_copy_async_commit"), call(f"st_copy_async_wait_{stages - 2}")
     steps: list[Stmt] = [
         wait,
         Barrier(),
         *_where(True, less(next_layer, layers), issue(next_layer)),
         commit,
-        _multiply(prec, place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages)),
+        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages)),
     ]
     body: list[Stmt] = [
         Alloc(states),
@@ -167,7 +133,8 @@ def mma(given: Product, prec: Prec) -> tuple[tuple[Stmt, ...], Launch, str]:
     if left.vector != right.vector:
         copies = "16-byte copies of one operand"
     words = (
-        f"contraction, tensor cores, {prec} x {prec} into f32, tiles of {shape.rows} x {shape.columns} x {_DEPTH} "
+        f"contraction, tensor cores, {instruction.name} x {instruction.name} into f32, "
+        f"tiles of {shape.rows} x {shape.columns} x {depth} "
         f"in {stages} stages, {copies}"
     )
     return nest, across.launch(shape.threads, thread), words
@@ -187,29 +154,29 @@ class _Place:
 
 
 def _multiply(
-    prec: Prec, place: _Place, states: Buffer, left: tuple[Panel, Buffer], right: tuple[Panel, Buffer], stage: Expr
+    place: _Place, states: Buffer, left: tuple[Panel, Buffer], right: tuple[Panel, Buffer], stage: Expr
 ) -> Stmt:
-    """One layer of depth: fragments through ldmatrix, then every pair of them through mma."""
+    """One layer of depth: fragments, then every pair of them through mma."""
     down, beside, _ = states.shape
+    instruction = left[0].instruction
     step = index_symbol("i_step")
-    first = multiply(Var(step), _K)
+    first = multiply(Var(step), instruction.depth)
     left_fragment = Buffer("left_fragment", u32, (down, 4), "register")
     right_fragment = Buffer("right_fragment", u32, (beside, 2), "register")
     m, n, pair = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_pair")
     row, column = add(place.row, multiply(Var(m), _M)), add(place.column, multiply(Var(pair), 2 * _N))
-    low, middle, high = modulo(place.lane, 8), modulo(floor_divide(place.lane, 8), 2), floor_divide(place.lane, 16)
-    second, fourth = multiply(middle, 8), multiply(high, 8)
-    # The four matrices are, of the left operand, two of rows and then the same further down; of the right one, two of
-    # depth and then the same further across. A thread names one row of memory of one of them.
+    # Registers of four matrices: of the left operand, two of rows and then the same deeper; of the right one, two of depth
+    # and then the same further across.
     left_load = left[0].fragment(
-        left[1], stage, row, first, low, second, fourth, Load(left_fragment, (Var(m), index(0)))
+        left[1], stage, row, first, place.lane, Load(left_fragment, (Var(m), index(0))), along_first=True
     )
     right_load = right[0].fragment(
-        right[1], stage, column, first, low, fourth, second, Load(right_fragment, (multiply(Var(pair), 2), index(0)))
+        *(right[1], stage, column, first, place.lane, Load(right_fragment, (multiply(Var(pair), 2), index(0)))),
+        along_first=False,
     )
     again = index_symbol("i_down")
-    product = instruction(
-        f"st_mma_m16n8k16_{prec.name}",
+    product = call(
+        instruction.function,
         Load(states, (Var(again), Var(n), index(0))),
         Load(left_fragment, (Var(again), index(0))),
         Load(right_fragment, (Var(n), index(0))),
@@ -217,11 +184,11 @@ def _multiply(
     body: list[Stmt] = [
         Alloc(left_fragment),
         Alloc(right_fragment),
-        loop(m, down, [left_load], "unroll"),
-        loop(pair, beside // 2, [right_load], "unroll"),
+        loop(m, down, left_load, "unroll"),
+        loop(pair, beside // 2, right_load, "unroll"),
         loop(again, down, [loop(n, beside, [product], "unroll")], "unroll"),
     ]
-    return loop(step, _DEPTH // _K, body, "unroll")
+    return loop(step, left[0].depth // instruction.depth, body, "unroll")
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:

@@ -1,9 +1,10 @@
-"""Tiles of 16-bit operands in shared memory: how they lie, how they get there, how fragments are read from them.
+"""Tiles of operands in shared memory: how they lie, how they get there, how fragments are read from them.
 
-In: one operand of a product. Out: the statements that copy a tile and those that read a fragment. Where eight neighbouring
-cells always lie on one side of the operand's edge and start at a multiple of 16 bytes, they are copied by one asynchronous
-instruction and lie as in memory; ldmatrix transposes where the depth is not what is adjacent. Else cells are copied one by
-one, depth adjacent. Rows are padded by 16 bytes, which puts eight rows of a matrix into different banks.
+In: one operand of a product. Out: the statements that copy a tile and those that read a fragment. Where 16 bytes of
+neighbouring cells always lie on one side of the operand's edge and start at a multiple of 16, they are copied by one
+asynchronous instruction and lie as in memory; ldmatrix transposes 16-bit cells where the depth is not what is adjacent, and
+wider ones are read one by one. Else cells are copied one by one, depth adjacent. Rows are padded so that the cells which a
+warp reads together lie in different banks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from stagedtensor.codegen.affine import add, constant, flat_index, floor_divide, modulo, multiply
+from stagedtensor.codegen.affine import add, as_index, constant, flat_index, floor_divide, modulo, multiply
 from stagedtensor.codegen.loop_ir import (
     Apply,
     BlockIterator,
@@ -27,17 +28,17 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
 )
+from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import less
 from stagedtensor.codegen.schedule.cuda.operands import Side
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
-from stagedtensor.precision import Prec
+from stagedtensor.precision import f32
 
-_CHUNK = 8
-"""Cells of 16 bytes."""
-_PADDING = 8
+_GROUP = 8
+"""Rows of one matrix; also, in 32-bit cells, the padding that spreads reads down a column over all banks."""
 
 
-def instruction(name: str, *arguments: Expr) -> Tile:
+def call(name: str, *arguments: Expr) -> Tile:
     """Return the call of a collective instruction; what it does is said at the function of its name."""
     return Tile(name, 16, 8, 16, (), arguments)
 
@@ -50,14 +51,15 @@ class Panel:
     side: Side
     size: int
     depth: int
-    prec: Prec
+    instruction: Instruction
 
     @cached_property
     def adjacent(self) -> Literal["depth", "along", ""]:
         """Which axis of the operand is copied in chunks; "" where cells go one by one."""
-        if _in_chunks(self.side, self.side.depth, self.side.along):
+        chunk = self.instruction.chunk
+        if _in_chunks(self.side, self.side.depth, self.side.along, chunk):
             return "depth"
-        return "along" if _in_chunks(self.side, self.side.along, self.side.depth) else ""
+        return "along" if _in_chunks(self.side, self.side.along, self.side.depth, chunk) else ""
 
     @property
     def vector(self) -> bool:
@@ -71,24 +73,24 @@ class Panel:
     @property
     def _shape(self) -> tuple[int, int]:
         if self._depth_last:
-            return self.size, self.depth + _PADDING
-        return self.depth, self.size + _PADDING
+            return self.size, self.depth + self.instruction.chunk
+        return self.depth, self.size + _GROUP
 
     @property
     def nbytes(self) -> int:
         """Bytes of one stage."""
-        return self._shape[0] * self._shape[1] * 2
+        return self._shape[0] * self._shape[1] * self.instruction.staged.bytes
 
     def buffer(self, stages: int) -> Buffer:
         """Return the array of all stages."""
-        return Buffer(self.name, self.prec, (stages, *self._shape), "shared")
+        return Buffer(self.name, self.instruction.staged, (stages, *self._shape), "shared")
 
     def _cell(self, tile: Buffer, stage: Expr, along: Expr, deep: Expr) -> Load:
         return Load(tile, (stage, along, deep) if self._depth_last else (stage, deep, along))
 
     def copy(self, tile: Buffer, stage: Expr, first: Expr, deep: Expr, thread: Symbol, threads: int) -> Stmt:
         """Return the copy of the panel from (``first``, ``deep``) on into ``stage`` of ``tile``; outside cells are 0."""
-        chunk = _CHUNK if self.vector else 1
+        chunk = self.instruction.chunk if self.vector else 1
         fast = (self.depth if self._fast_depth else self.size) // chunk
         total = self.size * self.depth // chunk
         step, named, place, layer = (index_symbol(hint) for hint in ("step", "cell", "place", "layer"))
@@ -105,7 +107,7 @@ class Panel:
         target = self._cell(tile, stage, Var(place), Var(layer))
         work: list[Stmt] = [*split, *needed]
         if self.vector:
-            work.append(instruction("st_copy_async", target, cell, test))
+            work.append(call(f"st_copy_async{self._suffix}", target, cell, test))
         else:
             work.append(Store(tile, target.indices, value))
         body: list[Stmt] = [*lets, *work] if total % threads == 0 else [*lets, If(less(Var(named), total), tuple(work))]
@@ -116,31 +118,58 @@ class Panel:
         """Whether neighbouring threads copy neighbouring depths."""
         return self.adjacent == "depth" or (not self.vector and self.side.deep_in_memory)
 
-    def fragment(
-        self, tile: Buffer, stage: Expr, along: Expr, deep: Expr, low: Expr, across: Expr, below: Expr, target: Load
-    ) -> Tile:
-        """Return the load of four 8 x 8 matrices at (``along``, ``deep``) into ``target``.
+    @property
+    def _suffix(self) -> str:
+        """Ending of the functions that move cells wider than 16 bits."""
+        return "_f32" if self.instruction.staged is f32 else ""
 
-        A thread names row ``low`` of the matrix that lies ``across`` cells along and ``below`` cells deeper.
+    def fragment(
+        self, tile: Buffer, stage: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
+    ) -> list[Stmt]:
+        """Return the load of four registers from (``along``, ``deep``) on into ``target``: one of each of four matrices.
+
+        ``along_first``: the second matrix lies 8 cells further along and the last two lie deeper, else the other way round.
         """
         if self._depth_last:
-            source = self._cell(tile, stage, add(along, add(across, low)), add(deep, below))
-            return instruction("st_ldmatrix_x4", target, source)
-        source = self._cell(tile, stage, add(along, across), add(deep, add(below, low)))
-        return instruction("st_ldmatrix_x4_trans", target, source)
+            # a thread names one row of 16 bytes of one matrix
+            across, below = self._matrix(floor_divide(lane, _GROUP), along_first)
+            source = self._cell(tile, stage, add(along, add(across, modulo(lane, _GROUP))), add(deep, below))
+            return [call(f"st_ldmatrix_x4{self._suffix}", target, source)]
+        if not self._suffix:
+            across, below = self._matrix(floor_divide(lane, _GROUP), along_first)
+            source = self._cell(tile, stage, add(along, across), add(deep, add(below, modulo(lane, _GROUP))))
+            return [call("st_ldmatrix_x4_trans", target, source)]
+        loads: list[Stmt] = []
+        row, column = floor_divide(lane, 4), modulo(lane, 4)
+        registers = target.buffer.shape[-1]
+        *outer, _ = target.indices
+        for number in range(4):
+            across, below = self._matrix(as_index(number), along_first)
+            source = self._cell(tile, stage, add(along, add(across, row)), add(deep, add(below, column)))
+            first = add(outer[-1], number // registers)
+            loads.append(call("st_load_tf32", Load(target.buffer, (*outer[:-1], first, as_index(number % registers))), source))
+        return loads
+
+    def _matrix(self, number: Expr, along_first: bool) -> tuple[Expr, Expr]:
+        """Where matrix 0 to 3 starts: cells along and cells deeper."""
+        low, high = modulo(number, 2), floor_divide(number, 2)
+        across, below = (low, high) if along_first else (high, low)
+        return multiply(across, _GROUP), multiply(below, self.instruction.chunk)
 
 
-def _in_chunks(side: Side, group: tuple[BlockIterator, ...], others: tuple[BlockIterator, ...]) -> bool:
-    """Tell whether eight neighbouring cells of ``group`` lie side by side, aligned, all inside or all outside."""
+def _in_chunks(
+    side: Side, group: tuple[BlockIterator, ...], others: tuple[BlockIterator, ...], chunk: int
+) -> bool:
+    """Tell whether ``chunk`` neighbouring cells of ``group`` lie side by side, aligned, all inside or all outside."""
     operand = side.operand
-    if not isinstance(operand, Load) or not group or operand.type.bytes != 2 or operand.buffer.layout.steps:
+    if not isinstance(operand, Load) or not group or operand.buffer.layout.steps:
         return False
     inner = group[-1]
-    if inner.bound % _CHUNK or any(constant(item.extent) != item.bound for item in (*group, *others)):
+    if inner.bound % chunk or any(constant(item.extent) != item.bound for item in (*group, *others)):
         return False
     flat = flat_index(operand.buffer, operand.indices)
-    if flat.constant % _CHUNK or flat.coefficient(inner.symbol) != 1:
+    if flat.constant % chunk or flat.coefficient(inner.symbol) != 1:
         return False
     return all(
-        isinstance(atom, Var) and (atom.symbol is inner.symbol or factor % _CHUNK == 0) for atom, factor in flat.terms
+        isinstance(atom, Var) and (atom.symbol is inner.symbol or factor % chunk == 0) for atom, factor in flat.terms
     )

@@ -56,8 +56,8 @@ def _shape(given: Product) -> _Shape:
     return _Shape(rows_each, columns_each, 16)
 
 
-def tile(given: Product) -> tuple[tuple[Stmt, ...], Launch, str]:
-    """Return the statements of a product, their launch and a few words."""
+def tile(given: Product, reason: str) -> tuple[tuple[Stmt, ...], Launch, str]:
+    """Return the statements of a product, their launch and a few words; ``reason`` says why not another template."""
     shape = _shape(given)
     prec = given.accumulator.symbol.type
     thread = Symbol("thread", i64)
@@ -109,7 +109,7 @@ def tile(given: Product) -> tuple[tuple[Stmt, ...], Launch, str]:
     )
     if mask is not None:
         words += ", points outside an operand skipped"
-    return nest, across.launch(THREADS, thread), words
+    return nest, across.launch(THREADS, thread), f"{words}; {reason}"
 
 
 def _fill(given: Product, across: Tiles, states: Buffer, thread_row: Expr, thread_column: Expr) -> Stmt:
