@@ -321,6 +321,7 @@ class Block:
     ``scatter``: the stores' indices depend on reduce iterators or on data, so ``stores`` run at every point, in
     row-major order of ``iterators`` as listed, reading and writing the target; a scatter block has no accumulators.
     Without ``scatter`` no two data points write one cell, and a buffer that is written is read at that cell only.
+    ``late``: a copy of an earlier block, put where it stands to shorten the life of what it computes.
     """
 
     name: str
@@ -333,6 +334,7 @@ class Block:
     origins: tuple[Origin, ...] = ()
     cost: Cost = Cost()
     composite: str = ""
+    late: bool = False
 
     @property
     def data(self) -> tuple[BlockIterator, ...]:
@@ -451,3 +453,5 @@ class Module:
     scalars: tuple[Symbol, ...] = ()
     placements: dict[Any, Any] = field(default_factory=dict)
     """Node -> where its values live and why (``passes.place.Decision``), for those that were free to have no buffer."""
+    recomputed: int = 0
+    """Bytes of temporaries fewer alive at once, because values are computed again in front of late readers."""

@@ -22,6 +22,7 @@ from stagedtensor.codegen.passes.jam import jam
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
+from stagedtensor.codegen.passes.recompute import recompute
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule
 from stagedtensor.codegen.schedule.cuda import schedule_cuda
@@ -45,11 +46,18 @@ def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
         ("simplify", simplify),
         ("prune", prune),
         ("inline", lambda module: inline(module, report)),
+        ("recompute", lambda module: _recompute(module, report)),
         ("fuse", fuse),
         ("prune fused", lambda module: record_fused(prune(module), report)),
         ("cse", cse),
         ("name", named),
     )
+
+
+def _recompute(module: Module, report: Report) -> Module:
+    """Compute late values again; copies that need no buffer go to their readers."""
+    again = recompute(module)
+    return again if again is module else inline(again, report)
 
 
 def blocks(

@@ -55,6 +55,7 @@ class MemoryReport:
     stored_bytes: int
     arena_bytes: Mapping[str, int]
     saved_bytes: Mapping[str, int]
+    recomputed_bytes: Mapping[str, int]
 
     @property
     def peak_bytes(self) -> int:
@@ -67,7 +68,8 @@ class MemoryReport:
         for name, temporaries in self.temporaries.items():
             lines.append(
                 f"while routine {name} runs: an arena of {self.arena_bytes[name]:,} bytes "
-                f"(sharing by lifetime saved {self.saved_bytes[name]:,})"
+                f"(sharing by lifetime saved {self.saved_bytes[name]:,}, computing values again in place of keeping them "
+                f"{self.recomputed_bytes[name]:,})"
             )
             for line in temporaries:
                 place = f"  kernels {line.live[0]} to {line.live[1]}" if line.live is not None else ""
@@ -140,6 +142,7 @@ class Context:
             sum(line.nbytes for line in stored),
             {name: executable.arena_bytes for name, executable in routines.items()},
             {name: executable.saved_bytes for name, executable in routines.items()},
+            {name: executable.recomputed_bytes for name, executable in routines.items()},
         )
 
     # -- compiling ------------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class CpuDevice:
             temporaries=code.temporaries,
             arena_bytes=code.arena_bytes,
             saved_bytes=code.saved_bytes,
+            recomputed_bytes=code.recomputed_bytes,
             from_cache=self._cache.counts.builds == builds,
             types=code.types,
             locate=code.locate,

@@ -44,6 +44,7 @@ class CpuCode:
     types: Mapping[str, str]
     arena_bytes: int
     saved_bytes: int
+    recomputed_bytes: int
     flops: int
     nbytes: int
 

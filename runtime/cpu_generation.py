@@ -39,6 +39,7 @@ def generate_cpu(
         types=reading.types(module),
         arena_bytes=emitted.arena_bytes,
         saved_bytes=emitted.plan.saved,
+        recomputed_bytes=module.recomputed,
         flops=sum(kernel.cost.flops for kernel in module.kernels),
         nbytes=sum(kernel.cost.nbytes for kernel in module.kernels),
     )

@@ -176,6 +176,7 @@ class CudaDevice:
             temporaries=reading.planned(emitted.plan),
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
+            recomputed_bytes=module.recomputed,
             from_cache=self._cache.counts.builds == builds,
             types=reading.types(module),
             language="cuda",

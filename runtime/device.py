@@ -71,6 +71,8 @@ class Executable:
     temporaries: tuple[MemoryLine, ...] = ()
     arena_bytes: int = 0
     saved_bytes: int = 0
+    recomputed_bytes: int = 0
+    """Bytes fewer alive at once, because values are computed again in front of late readers."""
     from_cache: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
     """The formats of the kernels' buffers, by name."""

@@ -168,6 +168,7 @@ class EmulatedDevice:
             temporaries=reading.planned(emitted.plan),
             arena_bytes=emitted.arena_bytes,
             saved_bytes=emitted.plan.saved,
+            recomputed_bytes=module.recomputed,
             from_cache=self._cache.counts.builds == builds,
             types=reading.types(module),
             language="cuda",
@@ -213,7 +214,7 @@ class EmulatedRoutine:
 
     def _add_temporaries(self) -> None:
         """A watched buffer for each temporary; results in place of an operand share its."""
-        for item in self._emitted.plan.placements:
+        for item in sorted(self._emitted.plan.placements, key=lambda item: item.in_place_of is not None):
             leader = item.in_place_of
             if leader is not None:
                 self._buffers[item.buffer] = self._buffers[leader]

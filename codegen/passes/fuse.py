@@ -6,6 +6,8 @@ forms, each only where every dependence joins equal points, and where the later 
 - *sweeps*: elementwise blocks of one domain that share a buffer. A read of what the earlier one wrote becomes a let;
 - *epilogues*: an elementwise block over the data points of a reduction joins its stores, after the sum is rounded;
 - *siblings*: reductions of one domain that read the same buffer run their accumulators side by side (not contractions).
+
+What ``recompute`` put in front of late readers joins nothing further up.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ def _add(groups: list[Item], item: Item, readers: Readers) -> None:
     held_back = False
     for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
         group = groups[position]
+        if item.block.late and not group.block.late:
+            break  # a copy that is to be made here: up there is what it is a copy of
         sinks = held_back and not any(conflict(group.effects, later.effects) for later in groups[position + 1 :])
         if not held_back or sinks:
             merged = _merged(group, item, readers)

@@ -32,6 +32,7 @@ def schedule(module: Module, target: TargetInfo, numerics: Numerics) -> Module:
     scratch: list[Buffer] = []
     copies = WideCopies()
     for kernel in module.kernels:
+        copies.next_kernel()
         for proc, buffers in _scheduled(kernel, constants, copies):
             kernels.append(proc)
             scratch += buffers

@@ -15,12 +15,22 @@ from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Cast, Exp
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
 from stagedtensor.precision import f32
 
+MOST_IDLE = 24
+"""Kernels after which a copy that nobody read is given up: it takes twice the memory of what it is a copy of."""
+
 
 @dataclass
 class WideCopies:
     """The f32 copies that later kernels may read, by the buffer that they are copies of."""
 
     by_buffer: dict[Buffer, Buffer] = field(default_factory=dict)
+    kernels: int = 0
+    last_read: dict[Buffer, int] = field(default_factory=dict)
+
+    def next_kernel(self) -> None:
+        """Count a kernel, and drop the copies that have waited too long for a reader."""
+        self.kernels += 1
+        self.forget([item for item in self.by_buffer if self.kernels - self.last_read[item] > MOST_IDLE])
 
     def forget(self, written: Iterable[Buffer]) -> None:
         """Drop the copies of buffers that have got new values."""
@@ -37,6 +47,7 @@ class WideCopies:
         load = narrow_load(operand)
         assert load is not None
         known = self.by_buffer.get(load.buffer)
+        self.last_read[load.buffer] = self.kernels
         if known is not None:
             return Load(known, load.indices), None
         wide = Buffer(f"{load.buffer.name.replace('.', '_')}_wide", f32, load.buffer.shape)

@@ -1,0 +1,210 @@
+"""Recomputation: a large value that would wait for a late reader is computed again in front of it.
+
+In: a module, one block per kernel, values without buffers inlined. Out: the module with copies of some definitions, each in
+front of the first reader behind the moment at which most bytes are alive, and ``recomputed`` counted up by the bytes that
+no longer are::
+
+    h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; g = f(e)
+    h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; e.again = erfc(h); g = f(e.again)
+
+A copy reads what is alive at its place anyway, or small, or a copy itself; the expressions are the same, so are the bits. Worth
+it are pointwise values and products of two activations, never products with weights, up to a cost per byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.effects import block_of, distinct_names, domain, kernel_of, loads, with_kernels
+from stagedtensor.codegen.passes.dependence import covers, is_contraction, is_elementwise
+from stagedtensor.codegen.passes.place import Item, weigh
+from stagedtensor.codegen.rewrite import fresh_copy, substitute, symbols_of
+
+LEAST_PEAK = 4 << 20
+"""Bytes alive at once from which memory is worth a little work: what is less stays in the caches."""
+SCARCE = 32 << 20
+"""Bytes alive at once from which memory is worth more than a little."""
+LEAST_BYTES = 128 << 10
+"""Bytes of a buffer that is worth a kernel."""
+LITTLE_WORK = 3
+"""Plain operations per byte saved, a slow one counted as ``_SLOW``, that cost no more than reading the value."""
+MOST_WORK = 24
+"""As many as are ever spent: a few slow functions, or a product over some ten terms with them."""
+_SLOW = 16
+_TILED = 8
+"""Multiply-adds of a register tile in the time of one plain operation."""
+_SMALL = 16
+"""How many times smaller than the value an operand must be to be kept for it."""
+_DEEPEST = 4
+
+
+def recompute(
+    module: ir.Module, *, least_peak: int = LEAST_PEAK, scarce: int = SCARCE, least_bytes: int = LEAST_BYTES
+) -> ir.Module:
+    """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
+
+    Down to ``least_peak`` bytes for little work, down to ``scarce`` for more; buffers from ``least_bytes``. Returns
+    ``module`` itself where nothing is worth it.
+    """
+    work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], dict.fromkeys(module.temporaries))
+    before = work.look().peak
+    while (now := work.look()).peak > least_peak:
+        choice = work.choice(now, least_bytes, MOST_WORK if now.peak > scarce else LITTLE_WORK)
+        if choice is None:
+            break
+        work.apply(choice)
+    if len(work.items) == len(module.kernels):
+        return module
+    saved = before - work.look().peak
+    module = replace(module, temporaries=tuple(work.temporaries), recomputed=module.recomputed + max(0, saved))
+    return with_kernels(module, distinct_names(kernel_of(item.block) for item in work.items))
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where each buffer is touched and written, and the kernel at which most bytes of temporaries are alive."""
+
+    touched: dict[ir.Buffer, list[int]]
+    written: dict[ir.Buffer, list[int]]
+    peak: int
+    place: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Copies of the kernels at ``chain`` (in order) go in front of kernel ``place``; readers from there on read them."""
+
+    chain: tuple[int, ...]
+    place: int
+    work: int
+    nbytes: int
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The least work per byte first, then the most bytes, then the first in the program."""
+        return self.work / self.nbytes, -self.nbytes, self.chain[-1]
+
+
+class _Work:
+    """The kernels under work."""
+
+    def __init__(self, items: list[Item], temporaries: dict[ir.Buffer, None]) -> None:
+        self.items = items
+        self.temporaries = temporaries
+
+    def look(self) -> _State:
+        """Follow the temporaries through the kernels."""
+        touched: dict[ir.Buffer, list[int]] = {}
+        written: dict[ir.Buffer, list[int]] = {}
+        for place, item in enumerate(self.items):
+            for buffer in item.effects.read_set | item.effects.write_set:
+                touched.setdefault(buffer, []).append(place)
+            for buffer in item.effects.writes:
+                written.setdefault(buffer, []).append(place)
+        changes = [0] * (len(self.items) + 1)
+        for buffer in self.temporaries:
+            if places := touched.get(buffer):
+                changes[places[0]] += buffer.nbytes
+                changes[places[-1] + 1] -= buffer.nbytes
+        alive = peak = at = 0
+        for place, change in enumerate(changes):
+            alive += change
+            if alive > peak:
+                peak, at = alive, place
+        return _State(touched, written, peak, at)
+
+    def choice(self, state: _State, least_bytes: int, most_work: int) -> _Choice | None:
+        """Return the cheapest way to have fewer bytes alive at the worst moment."""
+        found: list[_Choice] = []
+        for buffer in self.temporaries:
+            places = state.touched.get(buffer, [])
+            if buffer.nbytes < least_bytes or not places or not places[0] < state.place < places[-1]:
+                continue
+            if state.place in places:
+                continue
+            late = next(place for place in places if place > state.place)
+            chain = self._chain(state, buffer, late, 0)
+            if chain is None:
+                continue
+            work = sum(_work(self.items[place].block) for place in chain)
+            if work <= most_work * buffer.nbytes:
+                found.append(_Choice(tuple(sorted(chain)), late, work, buffer.nbytes))
+        return min(found, key=lambda choice: choice.rank, default=None)
+
+    def _chain(self, state: _State, buffer: ir.Buffer, late: int, depth: int) -> set[int] | None:
+        """The kernels to run again in front of ``late`` for the value of ``buffer``, None where that cannot be."""
+        written = state.written[buffer]
+        if len(written) != 1 or depth > _DEEPEST:
+            return None
+        (maker,) = written
+        item = self.items[maker]
+        if not _repeatable(item.block, buffer):
+            return None
+        chain = {maker}
+        for operand in item.effects.reads:
+            if any(maker < place < late for place in state.written.get(operand, ())):
+                return None
+            if operand not in self.temporaries or operand.nbytes * _SMALL <= buffer.nbytes:
+                continue
+            if state.touched[operand][-1] >= late:
+                continue
+            more = self._chain(state, operand, late, depth + 1)
+            if more is None:
+                return None
+            chain |= more
+        return chain
+
+    def apply(self, choice: _Choice) -> None:
+        """Put in the copies and let the late readers read them."""
+        makers = [self.items[place].block for place in choice.chain]
+        again = {maker.stores[0].buffer: _again(maker.stores[0].buffer) for maker in makers}
+        for place in range(choice.place, len(self.items)):
+            if self.items[place].effects.read_set & again.keys():
+                self.items[place] = Item.of(substitute(self.items[place].block, {}, again))
+        self.items[choice.place : choice.place] = [Item.of(substitute(_copy(maker), {}, again)) for maker in makers]
+        self.temporaries.update(dict.fromkeys(again.values()))
+
+
+def _again(buffer: ir.Buffer) -> ir.Buffer:
+    return replace(buffer, name=f"{buffer.name.removesuffix('.again')}.again", node=None)
+
+
+def _copy(block: ir.Block) -> ir.Block:
+    copied = fresh_copy(block)
+    return replace(copied, late=True, origins=tuple(replace(item, text=_once_more(item.text)) for item in block.origins))
+
+
+def _once_more(text: str) -> str:
+    return text if text.startswith("again: ") else f"again: {text}"
+
+
+def _repeatable(block: ir.Block, buffer: ir.Buffer) -> bool:
+    """Whether a block computes ``buffer``, all of it and nothing else, from other buffers."""
+    if len(block.stores) != 1 or not covers(block, buffer) or any(load.buffer is buffer for load in loads(block)):
+        return False
+    return is_elementwise(block) or (is_contraction(block) and block.guard is None and _is_outer(block, buffer))
+
+
+def _is_outer(block: ir.Block, buffer: ir.Buffer) -> bool:
+    """Whether a product is one of two activations (both vary along a data axis in common), and no smaller than both."""
+    if buffer.nbytes < sum(operand.nbytes for operand in {load.buffer for load in loads(block)}):
+        return False
+    operands: list[set[ir.Symbol]] = []
+    for item in block.accumulators:
+        operands += [set(symbols_of(load)) for load in _loads_of(item.update)]
+    common = set.intersection(*operands) if operands else set()
+    return len(operands) >= 2 and any(item.bound > 1 and item.symbol in common for item in block.data)
+
+
+def _loads_of(expr: ir.Expr) -> Sequence[ir.Load]:
+    return [part for part in ir.walk(expr) if isinstance(part, ir.Load)]
+
+
+def _work(block: ir.Block) -> int:
+    """Plain operations of a block, roughly."""
+    if block.accumulators:
+        return domain(block.iterators) * 2 * len(block.accumulators) // _TILED
+    weight = weigh(block)
+    return domain(block.iterators) * (weight.ops - weight.heavy + weight.loads + _SLOW * weight.heavy)
