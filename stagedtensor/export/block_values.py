@@ -276,6 +276,7 @@ class BlockValues:
         """Read at computed positions, clamped into the buffer (guards leave out what is clamped)."""
         cell, axes = self._cell_number(indices, held.dims, clamp=True)
         flat = self.lines.reshape(held, (_product(held.dims),))
+        cell = self.lines.convert(cell, _position_type(_product(held.dims)), f"mix:{self._label}:-")
         positions = self.lines.reshape(cell, (_product(cell.dims), 1))
         dims = (positions.dims[0],)
         text = (
@@ -469,7 +470,7 @@ class BlockValues:
             cells = lines.select(self._over(guard, axes), cells, lines.number(count, i64, space))
         points = _product(space)
         flat = lines.copied(held, (count,))
-        positions = lines.reshape(cells, (points, 1))
+        positions = lines.reshape(lines.convert(cells, _position_type(count), f"mix:{self._label}:-"), (points, 1))
         updates = lines.reshape(self._over(value, axes), (points,))
         cell = tensor_type((), held.prec)
         body = f"%r = stablehlo.{op} %a, %b : {cell} stablehlo.return %r" if op else "stablehlo.return %b"
@@ -485,6 +486,11 @@ class BlockValues:
 
 def _product(dims: Sequence[int]) -> int:
     return int(np.prod(dims, dtype=np.int64))
+
+
+def _position_type(cells: int) -> Prec:
+    """The type of positions in so many cells; compilers are at home with 32 bits."""
+    return i32 if cells < 2**31 else i64
 
 
 def _number(expr: ir.Expr) -> float | int | None:

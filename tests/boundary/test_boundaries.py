@@ -64,10 +64,19 @@ def test_a_text_with_a_bad_precision() -> None:
 
 @pytest.mark.parametrize("prec", ["i32", st.bool, "f17"])
 def test_float_only(prec: Any) -> None:
+    made: list[st.Tensor] = []
+
+    def layer(x: st.Tensor) -> st.Tensor:
+        made.append(st.param("w", output=[4]))
+        return made[0] @ x
+
     with pytest.raises(PrecisionError):
-        st.stage("body", prec=prec)(lambda: st.nn.dense(4))()
+        st.stage("body", prec=prec)(layer)(x_of(6))
+    with pytest.raises(PrecisionError), st.stage("body", prec=prec):
+        layer(x_of(6))
     with pytest.raises(PrecisionError):
         st.nn.dense(4, prec=prec)
+    assert made == []
 
 
 @pytest.mark.parametrize("bad", [{"name": ""}, {"name": "a", "weights": "thin"}])
@@ -173,6 +182,7 @@ def test_barrier() -> None:
 def test_idempotent() -> None:
     net = Network(narrow=True)
     first = st.dump(net.loss)
+    assert st.dump(net.loss) == first
     st.PrecisionPolicy.uniform(st.bf16).apply(net.loss)
     once = st.dump(net.loss)
     assert crossings(net.loss) == ["bf16->f32 exit", "bf16->f16 enter", "f16->f32 exit"]

@@ -1,4 +1,4 @@
-"""Encoded matrices of random bytes with sensible scales."""
+"""Encoded matrices of random bytes with sensible scales, a few of them zero or subnormal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from stagedtensor.encodings import TQ2_0, Encoded, Encoding, TernaryPacked
 from stagedtensor.precision import f32
+
+_SCALES = (-0.0, 0.0, 2.0**-24, -(2.0**-17))
+"""Zeros and subnormals: scales of single blocks where there are enough of them."""
 
 
 def sample(encoding: Encoding, rows: int, blocks: int, seed: int = 0) -> Encoded:
@@ -27,5 +30,7 @@ def sample(encoding: Encoding, rows: int, blocks: int, seed: int = 0) -> Encoded
         cells[:, :64] ^= rng.integers(0, 2, (rows * blocks, 64), dtype=np.uint8) & ~(cells[:, :64] >> 1) & 0x55
     for at, offset in enumerate(encoding.scales):
         scales = rng.uniform(0.5, 1, rows * blocks) * (-1) ** rng.integers(0, 2, rows * blocks) / 64
+        if at == 0 and scales.size > len(_SCALES):
+            scales[1 : 1 + len(_SCALES)] = _SCALES
         cells[:, offset : offset + 2] = (scales / (at + 1)).astype("<f2")[:, None].view(np.uint8)
     return Encoded((rows, encoding.elements * blocks), f32, encoding, cells.tobytes())

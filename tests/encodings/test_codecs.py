@@ -55,7 +55,7 @@ def random_blocks(encoding: Encoding, count: int, seed: int) -> Array:
 
 
 @pytest.mark.parametrize("encoding", ROW_ENCODINGS, ids=str)
-def test_random_bytes_decode_to_the_bits_of_the_package(encoding: Encoding) -> None:
+def test_decode_of_random_bytes_has_the_bits_of_the_package(encoding: Encoding) -> None:
     blocks = random_blocks(encoding, 700, 1)
     for at, scale in enumerate((-1.5, -0.0, 0.0, 2.0**-24, -(2.0**-17), 65504.0)):
         for offset in encoding.scales:
@@ -63,17 +63,17 @@ def test_random_bytes_decode_to_the_bits_of_the_package(encoding: Encoding) -> N
     same_bits(decode_blocks(encoding, blocks.tobytes()), reference(encoding, blocks))
 
 
-def test_block_sizes_are_those_of_the_package() -> None:
+def test_decode_block_sizes_are_those_of_the_package() -> None:
     for encoding in ROW_ENCODINGS:
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[encoding.name]] == (encoding.elements, encoding.nbytes)
 
 
-def test_a_negative_scale_times_zero_keeps_its_sign() -> None:
+def test_decode_keeps_the_sign_of_a_negative_scale_times_zero() -> None:
     block = struct.pack("<e", -2.0) + bytes([0x88] * 16)
     assert np.signbit(decode_blocks(Q4_0, block)).all()
 
 
-def test_q5_codes_in_order_give_values_in_order() -> None:
+def test_decode_q5_codes_in_order_give_values_in_order() -> None:
     nibbles = bytes((j & 15) | (((j + 16) & 15) << 4) for j in range(16))
     high = sum(1 << j for j in range(16, 32)).to_bytes(4, "little")
     signed = struct.pack("<e", 1.0) + high + nibbles
@@ -82,7 +82,7 @@ def test_q5_codes_in_order_give_values_in_order() -> None:
     np.testing.assert_array_equal(decode_blocks(Q5_1, offset), np.arange(-3.0, 13.0, 0.5))
 
 
-def test_k_scales_above_15_and_signed_scales() -> None:
+def test_decode_k_scales_above_15_and_signed_scales() -> None:
     scales, minima = [17, 63, 20, 31, 40, 58, 33, 49], [16, 1, 62, 30, 44, 21, 50, 63]
     packed = bytearray(12)
     for j in range(4):
@@ -97,7 +97,7 @@ def test_k_scales_above_15_and_signed_scales() -> None:
     np.testing.assert_array_equal(decode_blocks(Q6_K, six), [-16.0 * signed[e // 16] for e in range(256)])
 
 
-def test_ternary_bits_are_strided() -> None:
+def test_decode_ternary_bits_are_strided() -> None:
     block = bytes([0b10010010]) + bytes(63) + struct.pack("<e", 2.0)
     got = decode_blocks(TQ2_0, block)
     assert [got[0], got[32], got[64], got[96]] == [2.0, -2.0, 0.0, 2.0]
@@ -105,7 +105,7 @@ def test_ternary_bits_are_strided() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 5, 7, 515])
-def test_whole_tensor_codes_against_a_scalar_decoder(count: int) -> None:
+def test_decode_whole_tensor_codes_against_a_scalar_decoder(count: int) -> None:
     rng = np.random.default_rng(count)
     codes, scale = rng.integers(0, 256, -(-count // 4), dtype=np.uint8), np.float32(-0.3)
     want = [np.float32((int(codes[i // 4]) >> 2 * (i % 4) & 3) - 1) * scale for i in range(count)]
@@ -113,14 +113,14 @@ def test_whole_tensor_codes_against_a_scalar_decoder(count: int) -> None:
     same_bits(decode_blocks(BITNET_B1_58, codes.tobytes() + scale.tobytes(), count=count), np.array(want))
 
 
-def test_long_whole_tensors_decode_in_pieces() -> None:
+def test_decode_long_whole_tensors_in_pieces() -> None:
     count = (1 << 17) + 3
     codes = np.random.default_rng(0).integers(0, 256, -(-count // 4), dtype=np.uint8)
     want = ((codes[:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1)[:count].astype(np.float32) - 1) * 0.5
     np.testing.assert_array_equal(decode_blocks(TernaryPacked, codes.tobytes(), count=count, scale=0.5), want)
 
 
-def test_bytes_that_are_no_blocks_are_refused() -> None:
+def test_decode_refuses_bytes_that_are_no_blocks() -> None:
     with pytest.raises(EncodingError, match="no whole number of blocks of 18"):
         decode_blocks(Q4_0, bytes(19))
     with pytest.raises(EncodingError, match="too few for 9 elements"):
@@ -171,7 +171,7 @@ def unpacked_codes(encoding: Encoding, block: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=str)
-def test_packing_follows_its_rounding_rule(encoding: Encoding) -> None:
+def test_pack_follows_its_rounding_rule(encoding: Encoding) -> None:
     values = matrix(2)
     packed = pack(values, encoding)
     blocks, raw = values.reshape(-1, encoding.elements), packed.data.reshape(-1, encoding.nbytes)
@@ -180,7 +180,7 @@ def test_packing_follows_its_rounding_rule(encoding: Encoding) -> None:
 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=str)
-def test_packing_twice_gives_the_same_bytes(encoding: Encoding) -> None:
+def test_pack_twice_gives_the_same_bytes(encoding: Encoding) -> None:
     values = matrix(3)
     values[0, :32] = 1  # a block of zeros has a scale of -0.0 at first, then of +0.0
     once = pack(values, encoding)
@@ -191,7 +191,7 @@ BOUNDS = {Q4_0: 1.004, Q5_0: 1.008, Q8_0: 0.57, TQ1_0: 0.501, TQ2_0: 0.501, Q4_1
 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=str)
-def test_packing_errors_stay_within_their_bounds(encoding: Encoding) -> None:
+def test_pack_errors_stay_within_their_bounds(encoding: Encoding) -> None:
     values = matrix(4)
     packed = pack(values, encoding)
     raw = packed.data.reshape(-1, encoding.nbytes)
@@ -205,7 +205,7 @@ def test_packing_errors_stay_within_their_bounds(encoding: Encoding) -> None:
 
 
 @pytest.mark.parametrize("encoding", [BITNET_B1_58, TernaryPacked], ids=str)
-def test_absmean_rounds_half_to_even(encoding: Encoding) -> None:
+def test_pack_absmean_rounds_half_to_even(encoding: Encoding) -> None:
     # mean magnitude 1: 0.5 is a tie and goes to 0, 1.5 is above 1 and stays there
     values = np.array([[0.5, -0.5, 1.5, -1.5, 1.0]], np.float32)
     packed = pack(values, encoding)
@@ -219,7 +219,7 @@ def test_absmean_rounds_half_to_even(encoding: Encoding) -> None:
 
 @pytest.mark.parametrize("encoding", [item for item in PACKED_ENCODINGS if item.quantizer], ids=str)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused(encoding: Encoding, value: float) -> None:
+def test_pack_refuses_values_that_are_not_finite(encoding: Encoding, value: float) -> None:
     values = matrix(5)
     values[1, 300] = value
     with pytest.raises(EncodingError, match=r"cell \[1, 300\]"):
@@ -227,7 +227,7 @@ def test_values_that_are_not_finite_are_refused(encoding: Encoding, value: float
 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=str)
-def test_scales_beyond_a_half_are_refused(encoding: Encoding) -> None:
+def test_pack_refuses_scales_beyond_a_half(encoding: Encoding) -> None:
     values = matrix(6)
     values[2, 256:300] = 3e38
     values[2, 300] = -3e38
@@ -236,12 +236,12 @@ def test_scales_beyond_a_half_are_refused(encoding: Encoding) -> None:
 
 
 @pytest.mark.parametrize("encoding", [Q4_K, Q6_K], ids=str)
-def test_encodings_without_quantizer_say_so(encoding: Encoding) -> None:
+def test_pack_without_a_quantizer_says_so(encoding: Encoding) -> None:
     with pytest.raises(EncodingError, match="no quantizer"):
         pack(matrix(7), encoding)
 
 
-def test_arrays_that_cannot_be_packed() -> None:
+def test_pack_refuses_other_arrays() -> None:
     with pytest.raises(EncodingError, match="rows of 33"):
         pack(np.zeros((2, 33), np.float32), Q8_0)
     with pytest.raises(EncodingError, match="expected floats, got i32"):

@@ -56,40 +56,43 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("encoding", "device"), cases())
-def test_every_use_of_a_packed_weight(encoding: Encoding, device: str) -> None:
+def test_fused_uses_of_a_packed_weight(encoding: Encoding, device: str) -> None:
     value = sample(encoding, ROWS, 3)
     weight, width = value.numpy(), value.shape[-1]
     rng = np.random.default_rng(0)
     one, many = rng.normal(0, 1, width).astype(np.float32), rng.normal(0, 1, (BATCH, width)).astype(np.float32)
     scales = st.param("scales", output=[width], init=1.0)
-    losses, wholes, gathered, vectors, products = [], [], [], [], []
+    losses, wholes, gathered, picked, vectors, products = [], [], [], [], [], []
     for packed in orders(value):
         table = st.constant(packed)
         wholes.append(st.maximum(table, -np.inf))
         gathered.append(st.gather(packed, st.constant(np.array([3, 0, 5, 3], np.int32))))
+        picked.append(st.index_select(packed, st.constant(np.array([1, 4], np.int32)), axis=0))
         vectors.append(table @ st.constant(one))
         products.append(st.matmul_nt(st.constant(many, batch=1) * scales, packed))
         losses.append(st.sum(products[-1] * products[-1]))
     loss = losses[0] if len(losses) == 1 else losses[0] + losses[1]
     ctx = st.Context(device)
-    step = ctx.compile(
-        st.sequence(st.forward(*wholes, *gathered, *vectors), st.grad_update(loss)), keep=[*wholes, *gathered, *vectors, *products]
-    )
+    read = [*wholes, *gathered, *picked, *vectors]
+    step = ctx.compile(st.sequence(st.forward(*read), st.grad_update(loss)), keep=[*read, *products])
     ctx.init_params(loss)
     step()
     exact = weight.astype(np.float64)
-    for whole, rows, vector, product in zip(wholes, gathered, vectors, products, strict=True):
+    for whole, rows, chosen, vector, product in zip(wholes, gathered, picked, vectors, products, strict=True):
         same_bits(ctx.get_values(whole), weight)
         same_bits(ctx.get_values(rows), weight[[3, 0, 5, 3]])
+        same_bits(ctx.get_values(chosen), weight[[1, 4]])
         close(ctx.get_values(vector), exact @ one)
         close(ctx.get_values(product), many @ exact.T)
     assert scales.grad is not None
     close(ctx.get_values(scales.grad), len(losses) * (2 * (many @ exact.T) @ exact * many).sum(0))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_no_buffer_holds_the_decoded_weight(device: str) -> None:
-    value = sample(Q4_K, 40, 3)
+@pytest.mark.parametrize(
+    ("encoding", "device"), [*((item, "reference") for item in PACKED_ENCODINGS), (Q4_K, "cpu"), (Q4_K, "cuda-emulated")], ids=str
+)
+def test_fused_no_buffer_holds_the_decoded_weight(encoding: Encoding, device: str) -> None:
+    value = sample(encoding, 40, 24 if encoding.elements == 32 else 3)
     width, scales = value.shape[-1], st.param("scales", output=[768], init=1.0)
     many = st.constant(np.ones((BATCH, width), np.float32), batch=1)
     product = st.matmul_nt(many * scales, value)
@@ -99,7 +102,7 @@ def test_no_buffer_holds_the_decoded_weight(device: str) -> None:
     report = ctx.memory_report()
     sizes = [line.nbytes for line in (*report.stored, *report.temporaries[step.name])]
     decoded = value.size * 4
-    assert value.nbytes in sizes
+    assert value.memory_bytes in sizes
     assert max(sizes) < decoded
     assert report.peak_bytes < decoded
 
@@ -110,7 +113,7 @@ def close(got: Array, want: Array) -> None:
 
 
 @pytest.mark.parametrize("encoding", [Q4_K, Q6_K, Q8_0, Q5_0], ids=str)
-def test_a_fused_product_has_the_bits_of_decoding_first(encoding: Encoding) -> None:
+def test_fused_product_has_the_bits_of_decoding_first(encoding: Encoding) -> None:
     value = sample(encoding, 70, 3)
     x = st.constant(np.random.default_rng(1).normal(0, 1, value.shape[-1]).astype(np.float32))
     fused, decoded = st.constant(value) @ x, st.constant(value.repack_to(Dense(4))) @ x
@@ -119,8 +122,9 @@ def test_a_fused_product_has_the_bits_of_decoding_first(encoding: Encoding) -> N
     same_bits(ctx.get_values(fused), ctx.get_values(decoded))
 
 
-def test_rows_that_fill_no_lanes_and_single_rows() -> None:
-    ctx = st.Context("cpu")
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_fused_rows_that_fill_no_lanes_and_single_rows(device: str) -> None:
+    ctx = st.Context(device)
     rng = np.random.default_rng(2)
     for shape in ((3, 5), (1, 7), (9, 64)):
         codes = rng.integers(0, 3, -(-shape[0] * shape[1] // 4) * 4)
@@ -132,7 +136,7 @@ def test_rows_that_fill_no_lanes_and_single_rows() -> None:
         close(ctx.get_values(y), value.numpy().astype(np.float64) @ x)
 
 
-def test_the_kernels_read_bytes_and_say_so() -> None:
+def test_fused_kernels_read_bytes_and_say_so() -> None:
     routine = st.Context("cpu").compile(st.constant(sample(Q4_K, 5, 2)) @ st.placeholder("x", output=[512]))
     (kernel,) = routine.kernels
     assert "decodes blocks in 8 segments" in kernel.path
@@ -170,7 +174,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_packed_weights_are_fixed(case: str) -> None:
+def test_frozen_packed_weights(case: str) -> None:
     weight = st.constant(sample(Q8_0, 3, 2))
     with pytest.raises(EncodingError, match=r"repack_to|never trained"):
         REFUSED[case](weight)
@@ -182,7 +186,7 @@ def test_rows_and_precision_of_an_encoded_constant_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_in_a_region_a_decoded_value_is_rounded_once_at_the_read(device: str) -> None:
+def test_fused_region_rounds_a_decoded_value_once_at_the_read(device: str) -> None:
     value = sample(Q4_K, 70, 2)
     narrow = st.constant(value.repack_to(Dense(2), prec=st.f16))
     x = st.constant(np.random.default_rng(3).normal(0, 1, value.shape[-1]).astype(np.float16))

@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 # -- validation ---------------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_kept_read_only_and_copied_only_where_others_may_write() -> None:
+def test_validation_keeps_bytes_read_only_and_copies_only_what_others_may_write() -> None:
     raw = np.zeros(34, np.uint8)
     value = Encoded((32,), f32, Q8_0, raw)
     raw[2] = 5
@@ -75,20 +75,20 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_breaks_a_rule_is_refused(case: str) -> None:
+def test_validation_refuses_each_broken_rule(case: str) -> None:
     make, message = BROKEN[case]
     with pytest.raises(EncodingError, match=message):
         make()
 
 
-def test_code_3_in_the_padding_means_nothing() -> None:
+def test_validation_ignores_code_3_in_the_padding() -> None:
     value = Encoded((5,), f32, TernaryPacked, bytes([0b01010101, 0b11111101]), scale=2.0)
     np.testing.assert_array_equal(value.numpy(), np.zeros(5))
 
 
 @pytest.mark.parametrize("encoding", ROW_ENCODINGS, ids=str)
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01])
-def test_scales_that_are_not_finite_are_refused(encoding: Encoding, bits: int) -> None:
+def test_validation_names_the_block_of_a_scale_that_is_not_finite(encoding: Encoding, bits: int) -> None:
     for offset in encoding.scales:
         data = np.zeros((2, 3, encoding.nbytes), np.uint8)
         data[1, 2, offset : offset + 2] = np.array([bits], "<u2").view(np.uint8)
@@ -103,7 +103,7 @@ def test_scales_that_are_not_finite_are_refused(encoding: Encoding, bits: int) -
 
 
 @pytest.mark.parametrize("encoding", ROW_ENCODINGS, ids=str)
-def test_both_orders_are_one_matrix(encoding: Encoding) -> None:
+def test_orders_are_one_matrix(encoding: Encoding) -> None:
     value = sample(encoding, 2, 3)
     assert value.prepack(ROW_MAJOR) is value
     turned = value.prepack(INPUT_BLOCK_MAJOR)
@@ -115,12 +115,12 @@ def test_both_orders_are_one_matrix(encoding: Encoding) -> None:
 
 
 @pytest.mark.parametrize("encoding", [BITNET_B1_58, TernaryPacked, Dense(4)], ids=str)
-def test_whole_tensors_and_dense_ones_have_one_order(encoding: Encoding) -> None:
+def test_orders_of_whole_tensors_and_dense_ones_are_one(encoding: Encoding) -> None:
     with pytest.raises(EncodingError, match="one order"):
         sample(encoding, 2, 3).prepack(INPUT_BLOCK_MAJOR)
 
 
-def test_leading_axes_fold_into_rows() -> None:
+def test_validation_folds_leading_axes_into_rows() -> None:
     flat = sample(Q8_0, 6, 2)
     value = Encoded((2, 3, 64), f32, Q8_0, flat.data)
     assert (value.rows, value.row_blocks, value.size) == (6, 2, 384)
@@ -134,7 +134,7 @@ TARGETS = (*PACKED_ENCODINGS, Dense(4), Dense(2), Dense(8))
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("source", [*PACKED_ENCODINGS, Dense(4)], ids=str)
-def test_every_pair_is_repacked_kept_or_refused(source: Encoding, target: Encoding) -> None:
+def test_repack_of_every_pair_is_done_kept_or_refused(source: Encoding, target: Encoding) -> None:
     value = sample(source, 2, 3)
     width = value.shape[-1]
     if source == target:
@@ -177,7 +177,7 @@ def test_every_pair_is_repacked_kept_or_refused(source: Encoding, target: Encodi
         np.testing.assert_array_equal(packed.data, pack(value.numpy(), target).data)
 
 
-def test_wrong_formats_of_repacking() -> None:
+def test_repack_refuses_wrong_formats() -> None:
     value = sample(Q8_0, 2, 2)
     with pytest.raises(EncodingError, match="no float format of 2 bytes"):
         value.repack_to(Dense(2), prec=f32)
@@ -187,7 +187,7 @@ def test_wrong_formats_of_repacking() -> None:
         value.repack_to(Q4_0, prec=f32, lossy=True)
 
 
-def test_dense_keeps_any_precision() -> None:
+def test_repack_dense_keeps_any_precision() -> None:
     values = np.arange(6, dtype=np.int8).reshape(2, 3)
     value = pack(values, Dense(1))
     assert value.prec is i8
@@ -196,7 +196,7 @@ def test_dense_keeps_any_precision() -> None:
     np.testing.assert_array_equal(halves.numpy(), [1, np.inf])
 
 
-def test_both_orders_repack_alike() -> None:
+def test_repack_of_both_orders_is_alike() -> None:
     value = sample(Q6_K, 2, 3)
     turned = value.prepack(INPUT_BLOCK_MAJOR)
     np.testing.assert_array_equal(turned.repack_to(Dense(4)).data, value.repack_to(Dense(4)).data)
@@ -218,14 +218,14 @@ def i2_s_bytes(codes: Array, group: int | str) -> bytes:
 
 
 @pytest.mark.parametrize("group", [128, 64, "sequential"])
-def test_groupings_give_one_matrix(group: Any) -> None:
+def test_i2_s_groupings_give_one_matrix(group: Any) -> None:
     codes = np.random.default_rng(8).integers(0, 3, 2 * 256)
     value = import_i2_s(i2_s_bytes(codes, group), (2, 256), group, scale=0.5)
     assert value.encoding is BITNET_B1_58
     np.testing.assert_array_equal(value.numpy(), (codes.reshape(2, 256) - 1) * 0.5)
 
 
-def test_the_scale_of_the_trailer() -> None:
+def test_i2_s_takes_the_scale_of_the_trailer() -> None:
     data = i2_s_bytes(np.ones(128, int), 128) + struct.pack("<f", 3.0) + bytes(28)
     assert import_i2_s(data, (1, 128), 128).tensor_scale == 3.0
     assert import_i2_s(data, (1, 128), 128, scale=2.0).tensor_scale == 2.0
@@ -243,6 +243,6 @@ def test_the_scale_of_the_trailer() -> None:
         (bytes(32), (1, 128), 64, float("inf"), "must be finite"),
     ],
 )
-def test_what_breaks_i2_s(data: bytes, shape: tuple[int, ...], group: Any, scale: float | None, message: str) -> None:
+def test_i2_s_refuses_each_broken_rule(data: bytes, shape: tuple[int, ...], group: Any, scale: float | None, message: str) -> None:
     with pytest.raises(EncodingError, match=message):
         import_i2_s(data, shape, group, scale)

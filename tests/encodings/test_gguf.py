@@ -46,7 +46,7 @@ def packed_rows(value: Encoded) -> Array:
     return np.array(value.data).reshape(value.rows, -1)
 
 
-def test_every_supported_type_is_read(tmp_path: Path) -> None:
+def test_gguf_every_supported_type_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     plain = {
         name: rng.integers(-9, 9, (3, 5)).astype(dtype)
@@ -76,7 +76,7 @@ def test_every_supported_type_is_read(tmp_path: Path) -> None:
     assert read.metadata["a.flag"] is True
 
 
-def test_the_innermost_axis_is_listed_first_and_every_block_decodes(tmp_path: Path) -> None:
+def test_gguf_lists_the_innermost_axis_first_and_every_block_decodes(tmp_path: Path) -> None:
     value = pack(np.random.default_rng(1).normal(0, 1, (3, 64)).astype(np.float32), Q8_0)
     path = write(tmp_path / "rows.gguf", {"w": packed_rows(value)}, {"w": Types.Q8_0})
     read = load_gguf(path)["w"]
@@ -85,7 +85,7 @@ def test_the_innermost_axis_is_listed_first_and_every_block_decodes(tmp_path: Pa
     assert read.numpy()[2, 63] != 0
 
 
-def test_unsupported_types_are_refused_or_listed(tmp_path: Path) -> None:
+def test_gguf_unsupported_types_are_refused_or_listed(tmp_path: Path) -> None:
     other = np.zeros((2, 84), np.uint8)
     path = write(tmp_path / "q2.gguf", {"odd": other, "fine": np.ones(4, np.float32)}, {"odd": Types.Q2_K})
     with pytest.raises(EncodingError, match=r"q2\.gguf: tensor 'odd' .* type Q2_K is not supported"):
@@ -95,7 +95,7 @@ def test_unsupported_types_are_refused_or_listed(tmp_path: Path) -> None:
     assert read.skipped == {"odd": "Q2_K"}
 
 
-def test_the_package_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_package_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(EncodingError, match=r"stagedtensor\[gguf\]"):
         load_gguf(tmp_path / "any.gguf")
@@ -178,13 +178,13 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_each_rule_broken_once(case: str, tmp_path: Path) -> None:
+def test_gguf_damaged_each_rule_broken_once(case: str, tmp_path: Path) -> None:
     content, message = DAMAGED[case]
     with pytest.raises(EncodingError, match=f"broken.gguf: .*({message})"):
         load(tmp_path / "broken.gguf", content)
 
 
-def test_the_undamaged_file_loads(tmp_path: Path) -> None:
+def test_gguf_undamaged_file_loads(tmp_path: Path) -> None:
     read = load(tmp_path / "fine.gguf", build(two_tensors(), DATA))
     np.testing.assert_array_equal(read["a"].numpy(), np.arange(8).reshape(2, 4))
     np.testing.assert_array_equal(read["b"].numpy(), np.arange(8, 16))
@@ -192,7 +192,7 @@ def test_the_undamaged_file_loads(tmp_path: Path) -> None:
     assert set(old) == {"a", "b"}
 
 
-def test_metadata_of_every_kind(tmp_path: Path) -> None:
+def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:
     numbers = struct.pack("<IQ", 5, 3) + struct.pack("<3i", -1, 0, 7)
     nested = struct.pack("<IQ", 9, 2) + (struct.pack("<IQ", 4, 1) + struct.pack("<I", 9)) * 2
     entries = [
@@ -209,7 +209,7 @@ def test_metadata_of_every_kind(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read["a"].numpy(), np.arange(4))
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_gguf_files_that_cannot_be_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.gguf", tmp_path):
         with pytest.raises(EncodingError, match="no such file"):
             load_gguf(path)
@@ -220,7 +220,7 @@ def real_header() -> bytes:
     return build([info(b"w", (64, 2), 8, 0), info(b"norm", (8,), 0, 160)], bytes(192), entries)
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_gguf_damaged_every_truncation_is_refused(tmp_path: Path) -> None:
     content = real_header()
     path = tmp_path / "cut.gguf"
     assert len(load(path, content)) == 2
@@ -229,7 +229,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             load(path, content[:size])
 
 
-def test_random_damage_gives_a_mapping_or_an_encoding_error(tmp_path: Path) -> None:
+def test_gguf_damaged_at_random_gives_a_mapping_or_an_encoding_error(tmp_path: Path) -> None:
     content = real_header()
     rng = np.random.default_rng(0)
     path = tmp_path / "damaged.gguf"
@@ -250,7 +250,7 @@ def test_random_damage_gives_a_mapping_or_an_encoding_error(tmp_path: Path) -> N
 # -- I2_S ---------------------------------------------------------------------------------------------------------
 
 
-def test_i2_s_needs_its_grouping_and_a_scale(tmp_path: Path) -> None:
+def test_gguf_i2_s_needs_its_grouping_and_a_scale(tmp_path: Path) -> None:
     codes = bytes([0b01_00_10_01] * 32)
     trailer = struct.pack("<f", 0.25) + bytes(28)
     path = tmp_path / "ternary.gguf"
