@@ -139,3 +139,21 @@ ST_FN void st_copy_async_wait_1(void) {
     asm volatile("cp.async.wait_group 1;" : : : "memory");
 #endif
 }
+//! st_note_not_finite_f16
+/* Set `seen` where one of four registers, each two cells of f16, holds an infinity or NaN: adding one to its exponent carries. */
+ST_FN void st_note_not_finite_f16(uint32_t *seen, const uint32_t *fragment) {
+    for (int k = 0; k < 4; k++) *seen |= ((fragment[k] & 0x7c007c00u) + 0x04000400u) & 0x80008000u;
+}
+//! st_note_not_finite_bf16
+/* Set `seen` where one of four registers, each two cells of bf16, holds an infinity or NaN: adding one to its exponent carries. */
+ST_FN void st_note_not_finite_bf16(uint32_t *seen, const uint32_t *fragment) {
+    for (int k = 0; k < 4; k++) *seen |= ((fragment[k] & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
+}
+//! st_note_not_finite_tf32
+/* Set `seen` where one of four registers, each a cell of tf32, holds an infinity or NaN: adding one to its exponent carries. */
+ST_FN void st_note_not_finite_tf32(uint32_t *seen, const uint32_t *fragment) {
+    for (int k = 0; k < 4; k++) *seen |= ((fragment[k] & 0x7f800000u) + 0x00800000u) & 0x80000000u;
+}
+//! st_any_in_block
+/* Whether `seen` is set in any thread of the block; all of them call it and learn the same. */
+ST_FN void st_any_in_block(uint32_t *seen) { *seen = (uint32_t)__syncthreads_or((int)(*seen != 0u)); }

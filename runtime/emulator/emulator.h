@@ -390,6 +390,16 @@ ST_EXPORT int st_emulate(struct st_launch *launch) {
 
 ST_HOST static void __syncthreads(void) { st_pause(ST_AT_BARRIER); }
 
+static int st_votes[ST_MOST_THREADS];
+ST_HOST static int __syncthreads_or(int predicate) {
+    st_votes[st_thread] = predicate;
+    __syncthreads();
+    int any = 0;
+    for (int thread = 0; thread < (int)blockDim.x; thread++) any |= st_votes[thread] != 0;
+    __syncthreads(); /* the votes may be cast anew */
+    return any;
+}
+
 /* Show words to the warp and wait for the others; the turn tells where they stand. */
 ST_HOST static int st_exchange(const void *words, int bytes) {
     struct st_fiber *self = &st_fibers[st_thread];

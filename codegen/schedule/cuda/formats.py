@@ -54,8 +54,6 @@ def for_tensor_cores(given: Product, numerics: Numerics) -> tuple[Product, Instr
         return f"no mma: sums in {given.accumulator.symbol.type}"
     if given.sign not in ("fma", "add"):
         return "no mma: products are subtracted"
-    if given.guard is not None:  # a skipped point must not even multiply a zero with an infinity
-        return "no mma: points are skipped"
     left, right = _narrow(given.left), _narrow(given.right)
     if left is None or right is None:
         if not numerics.tf32_matmul:

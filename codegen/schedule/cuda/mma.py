@@ -29,6 +29,7 @@ from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less, points_of
 from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, tiles
 from stagedtensor.codegen.schedule.cuda.panel import Panel, call
+from stagedtensor.codegen.schedule.cuda.skipped import Watch, watch
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
 from stagedtensor.precision import f32, i64, u32
 
@@ -80,9 +81,12 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
     depth = _DEPTH_BYTES // instruction.staged.bytes
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
-    sides = Side(given.left, given.rows, given.depth, across.batch), Side(given.right, given.columns, given.depth, across.batch)
-    left = Panel("left_tile", sides[0], shape.rows, depth, instruction)
-    right = Panel("right_tile", sides[1], shape.columns, depth, instruction)
+    guards = [given.guard if given.guarded == side else None for side in ("left", "right")]
+    left_side = Side(given.left, given.rows, given.depth, across.batch, guards[0])
+    right_side = Side(given.right, given.columns, given.depth, across.batch, guards[1])
+    left = Panel("left_tile", left_side, shape.rows, depth, instruction)
+    right = Panel("right_tile", right_side, shape.columns, depth, instruction)
+    watched = watch(given, instruction)
     stages = 3 if 3 * (left.nbytes + right.nbytes) <= _STATIC_SHARED else 2
     tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
@@ -113,10 +117,11 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
         Barrier(),
         *_where(True, less(next_layer, layers), issue(next_layer)),
         commit,
-        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages)),
+        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages), watched),
     ]
     body: list[Stmt] = [
         Alloc(states),
+        *([] if watched is None else [Alloc(watched.seen), watched.clear()]),
         _fill(given, across, place, states),
         loop(
             ahead,
@@ -125,7 +130,7 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
             "unroll",
         ),
         loop(layer, layers, steps),
-        _results(given, across, place, states),
+        *_finished(given, across, place, states, watched, shape, thread),
         Barrier(),  # the next tile's copies go into the stages just read
     ]
     nest = (*(Alloc(buffer) for buffer in tiles_of.values()), *here, across.loop(body))
@@ -137,7 +142,19 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
         f"tiles of {shape.rows} x {shape.columns} x {depth} "
         f"in {stages} stages, {copies}"
     )
+    if watched is not None:
+        words += ", points outside an operand skipped"
     return nest, across.launch(shape.threads, thread), words
+
+
+def _finished(
+    given: Product, across: Tiles, place: _Place, states: Buffer, watched: Watch | None, shape: _Shape, thread: Symbol
+) -> list[Stmt]:
+    """The stores of a tile, from the fragments or, where these may be wrong, from sums computed anew."""
+    results = _results(given, across, place, states)
+    if watched is None:
+        return [results]
+    return watched.instead(across, (shape.rows, shape.columns), shape.threads, thread, results)
 
 
 def _where(needed: bool, test: Expr, body: list[Stmt]) -> list[Stmt]:
@@ -154,7 +171,12 @@ class _Place:
 
 
 def _multiply(
-    place: _Place, states: Buffer, left: tuple[Panel, Buffer], right: tuple[Panel, Buffer], stage: Expr
+    place: _Place,
+    states: Buffer,
+    left: tuple[Panel, Buffer],
+    right: tuple[Panel, Buffer],
+    stage: Expr,
+    watched: Watch | None,
 ) -> Stmt:
     """One layer of depth: fragments, then every pair of them through mma."""
     down, beside, _ = states.shape
@@ -167,13 +189,12 @@ def _multiply(
     row, column = add(place.row, multiply(Var(m), _M)), add(place.column, multiply(Var(pair), 2 * _N))
     # Registers of four matrices: of the left operand, two of rows and then the same deeper; of the right one, two of depth
     # and then the same further across.
-    left_load = left[0].fragment(
-        left[1], stage, row, first, place.lane, Load(left_fragment, (Var(m), index(0))), along_first=True
-    )
-    right_load = right[0].fragment(
-        *(right[1], stage, column, first, place.lane, Load(right_fragment, (multiply(Var(pair), 2), index(0)))),
-        along_first=False,
-    )
+    left_target, right_target = Load(left_fragment, (Var(m), index(0))), Load(right_fragment, (multiply(Var(pair), 2), index(0)))
+    left_load = left[0].fragment(left[1], stage, row, first, place.lane, left_target, along_first=True)
+    right_load = right[0].fragment(right[1], stage, column, first, place.lane, right_target, along_first=False)
+    if watched is not None:
+        left_load += watched.note("left", left_target)
+        right_load += watched.note("right", right_target)
     again = index_symbol("i_down")
     product = call(
         instruction.function,

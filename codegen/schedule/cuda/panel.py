@@ -28,6 +28,7 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
 )
+from stagedtensor.codegen.schedule.analysis import depends
 from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import less
 from stagedtensor.codegen.schedule.cuda.operands import Side
@@ -166,6 +167,8 @@ def _in_chunks(
         return False
     inner = group[-1]
     if inner.bound % chunk or any(constant(item.extent) != item.bound for item in (*group, *others)):
+        return False
+    if side.guard is not None and depends(side.guard, inner):
         return False
     flat = flat_index(operand.buffer, operand.indices)
     if flat.constant % chunk or flat.coefficient(inner.symbol) != 1:
