@@ -1,59 +1,45 @@
 """Cost of the finiteness test of gradients: a gated f16 step of an MLP beside the same step without the test.
 
-Relu MLP 256-1024-1024-10, batch 256, f16 twins, activations and gradients, SGD with momentum. The two steps alternate, so
+The workload mlp_wide: f16 twins, activations and gradients, SGD with momentum. The two steps alternate, so
 that both see the same clock. Prints both medians; exits with 1 if the ratio is above the limit.
 
-    python benchmarks/checksum.py [--device cpu] [--steps 50] [--limit 1.03]
+    python -m stagedtensor.benchmarks.checksum [--device cpu] [--steps 50] [--limit 1.03]
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 import stagedtensor as st
+from stagedtensor.benchmarks.ours import model
+from stagedtensor.benchmarks.workloads import MOMENTUM, WORKLOADS, start
 
-SIZES, BATCH, RATE = (256, 1024, 1024, 10), 256, 0.01
+WORKLOAD = WORKLOADS["mlp_wide"]
 WARM_UP = 5
-
-
-def mlp() -> tuple[st.Tensor, st.Tensor, st.Tensor]:
-    """Build the model in the current session; return input, labels and loss."""
-    x = st.placeholder("x", batch=[BATCH], output=[SIZES[0]])
-    labels = st.placeholder("labels", batch=[BATCH], prec="i32")
-    hidden = x
-    with st.master_weights("f16"):
-        for at, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
-            w = st.param(f"w{at}", input=[inputs], output=[outputs], init=st.kaiming())
-            b = st.param(f"b{at}", output=[outputs], init=0.0)
-            hidden = w @ (st.relu(hidden) if at else hidden) + b
-    loss = st.cross_entropy(hidden, labels)
-    st.PrecisionPolicy(activation="f16", grad="f16").apply(loss)
-    return x, labels, loss
 
 
 def prepared(ctx: st.Context, tested: bool) -> Callable[[], object]:
     """Compile one arm and return its step."""
-    x, labels, loss = mlp()
+    x, labels, loss = model(WORKLOAD, "f16")
+    begin = start(WORKLOAD)
     ctx.init_params(loss)
-    rng = np.random.default_rng(0)
-    ctx.set_values(x, rng.uniform(-1, 1, (BATCH, SIZES[0])).astype(np.float32))
-    ctx.set_values(labels, rng.integers(0, SIZES[-1], BATCH).astype(np.int32))
+    for p in loss.params:
+        ctx.set_values(p, begin.parameters[p.label])
+    for t, cells in zip((x, labels), begin.batches[0], strict=True):
+        ctx.set_values(t, cells)
     scaler = st.LossScaler(1024.0)
     if tested:
-        window, comp = st.gated_scaled_update(scaler, loss, RATE, momentum=0.9)
+        window, comp = st.gated_scaled_update(scaler, loss, WORKLOAD.rate, momentum=MOMENTUM)
         routine = ctx.compile(comp, name="tested")
         steps = iter(range(10**9))
         return lambda: st.gated_step(
             ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=100, step=next(steps)
         )
     update = st.sgd_update(
-        loss, RATE, momentum=0.9, grad_unscale=scaler.unscale, update_gate=st.host_scalar("gate", 1.0)
+        loss, WORKLOAD.rate, momentum=MOMENTUM, grad_unscale=scaler.unscale, update_gate=st.host_scalar("gate", 1.0)
     )
     comp = st.sequence(st.grad_update(loss, loss_scale=scaler.scale), update)
     return ctx.compile(comp, name="untested")

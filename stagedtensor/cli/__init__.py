@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from stagedtensor.cli import cache, doctor, inspect, ops
+from stagedtensor.cli import bench, cache, doctor, inspect, ops
 from stagedtensor.cli.command import Command
 from stagedtensor.errors import StagedTensorError
 
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Command] = {
         "print the kernels and source of a block of a model text, without running it", inspect.configure, inspect.run
     ),
     "ops": Command("show the status of every op: back ends, gradients, export, encodings", ops.configure, ops.run),
+    "bench": Command("measure training steps and kernels beside torch and JAX", bench.configure, bench.run),
     "cache": Command("show or empty the cache of compiled kernels", cache.configure, cache.run),
 }
 """Subcommands by name, in the order that ``--help`` lists them."""

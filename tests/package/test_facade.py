@@ -54,7 +54,7 @@ def test_no_module_imports_the_facade() -> None:
     root = FACADE.parent
     offenders = []
     for path in sorted(root.rglob("*.py")):
-        if path == FACADE:
+        if path == FACADE or path.is_relative_to(root / "benchmarks"):  # measurements use the language from outside
             continue
         for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(statement, ast.Import) and any(alias.name == "stagedtensor" for alias in statement.names):

@@ -13,7 +13,12 @@ import pytest
 import stagedtensor
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"stagedtensor": "stagedtensor", "codegen": "stagedtensor.codegen", "runtime": "stagedtensor.runtime"}
+FOLDERS = {
+    "stagedtensor": "stagedtensor",
+    "benchmarks": "stagedtensor.benchmarks",
+    "codegen": "stagedtensor.codegen",
+    "runtime": "stagedtensor.runtime",
+}
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "stagedtensor" / "codegen").is_symlink(), reason="not in a checkout: there is no tree to compare with"
@@ -25,10 +30,10 @@ def project() -> dict[str, Any]:
 
 
 def source_files(pattern: str) -> dict[Path, str]:
-    """Return the files of the three source folders that match, with the package each belongs to."""
+    """Return the files of the source folders that match, with the package each belongs to."""
     found = {}
     for folder, package in FOLDERS.items():
-        for directory, subfolders, files in os.walk(ROOT / folder):  # does not enter the two links
+        for directory, subfolders, files in os.walk(ROOT / folder):  # does not enter the links
             subfolders[:] = [name for name in subfolders if name != "__pycache__" and not name.startswith(".")]
             relative = Path(directory).relative_to(ROOT / folder)
             for name in files:
@@ -38,7 +43,7 @@ def source_files(pattern: str) -> dict[Path, str]:
 
 
 def test_the_links_lead_to_the_folders() -> None:
-    for name in ("codegen", "runtime"):
+    for name in ("benchmarks", "codegen", "runtime"):
         link = ROOT / "stagedtensor" / name
         assert os.readlink(link) == f"../{name}"
 
