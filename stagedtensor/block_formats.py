@@ -271,21 +271,30 @@ class _NumpyReader:
         return np.where(condition, then, otherwise)
 
 
+def byte_array(data: Any) -> np.ndarray[Any, Any]:
+    """Return packed bytes as an array over the same memory, of uint8 unless ``data`` is an array of something else."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        return np.asarray(data)
+    if isinstance(data, memoryview) and not data.c_contiguous:
+        raise EncodingError("expected contiguous packed bytes, got a memoryview with gaps")
+    return np.frombuffer(data, np.uint8)
+
+
 def decode_blocks(encoding: Encoding, data: Any, *, count: int | None = None, scale: float = 1.0) -> np.ndarray[Any, Any]:
     """Return the f32 values of whole blocks, flat; any bytes are accepted (2-bit code 3 decodes to +2).
 
     ``count`` (default: as many as there are) is the number of elements of a whole-tensor encoding; ``scale`` the
     scale of one that does not hold it. Raises EncodingError where the bytes are no whole number of blocks.
     """
-    raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes | bytearray | memoryview) else np.asarray(data)
+    raw = byte_array(data)
     if encoding.decode is None or raw.dtype != np.uint8:
         raise EncodingError(f"decode_blocks: expected bytes of a packed encoding, got {encoding} of {raw.dtype}")
     raw = np.ascontiguousarray(raw).reshape(-1)
     if encoding.whole:
         codes = raw.size - encoding.scale_bytes
         count = 4 * codes if count is None else count
-        if codes < 0 or count > 4 * codes:
-            raise EncodingError(f"{encoding}: {raw.size} bytes are too few for {count} elements")
+        if codes < 0 or not 0 <= count <= 4 * codes:
+            raise EncodingError(f"{encoding}: {raw.size} bytes do not hold {count} elements")
         factor = raw[codes:].view("<f4")[0] if encoding.scale_bytes else np.float32(scale)
         return _whole(encoding, raw[:codes], factor, count)
     if raw.size % encoding.nbytes:

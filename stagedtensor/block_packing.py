@@ -18,6 +18,9 @@ from .errors import EncodingError
 
 Array = np.ndarray[Any, Any]
 
+_BYTES_AT_ONCE = 1 << 18
+"""Checks of whole files look at so much at a time, so that they need little memory of their own."""
+
 
 def gguf_package(purpose: str) -> ModuleType:
     """Import the ``gguf`` package; raises EncodingError naming the extra where it is missing."""
@@ -105,6 +108,11 @@ def non_finite_block(encoding: Encoding, data: Bytes) -> int | None:
 
 def code_three_block(data: Bytes, start: int, stop: int, nbytes: int) -> int | None:
     """Return the first block whose bytes ``start`` to ``stop`` hold a 2-bit code 3."""
-    codes = data.reshape(-1, nbytes)[:, start:stop]
-    bad = (codes & codes >> 1 & 0x55 != 0).any(axis=1)
-    return int(np.argmax(bad)) if bad.any() else None
+    blocks = data.reshape(-1, nbytes)
+    step = _BYTES_AT_ONCE // nbytes
+    for first in range(0, blocks.shape[0], step):
+        codes = blocks[first : first + step, start:stop]
+        bad = (codes & codes >> 1 & 0x55 != 0).any(axis=1)
+        if bad.any():
+            return first + int(np.argmax(bad))
+    return None

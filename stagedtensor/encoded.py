@@ -8,12 +8,13 @@ An encoding is not a precision: packed weights are logically f32. Files and devi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from .block_formats import BITNET_B1_58, TQ2_0, Bytes, Encoding, TernaryPacked, decode_blocks
+from .block_formats import BITNET_B1_58, TQ2_0, Bytes, Encoding, TernaryPacked, byte_array, decode_blocks
 from .block_packing import check_packable, code_three_block, non_finite_block, pack_rows, pack_ternary
 from .conversion import convert
 from .errors import EncodingError, PrecisionError
@@ -58,7 +59,7 @@ class Encoded:
         self.encoding = encoding
         self.order = order
         self.data: Bytes = _read_only(data)
-        self.scale = None if scale is None else _finite_f32(scale, encoding)
+        self.scale = None if scale is None else finite_f32(scale, encoding)
         self._check()
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Encoded:
                 bad = codes.size - 1
             if bad is not None:
                 raise EncodingError(f"{encoding}: byte {bad} (elements from {4 * bad}) holds code 3, which means no value")
-            _finite_f32(self.tensor_scale, encoding)
+            finite_f32(self.tensor_scale, encoding)
         elif not encoding.dense:
             bad = non_finite_block(encoding, self.data)
             if bad is not None:
@@ -196,6 +197,8 @@ class Encoded:
         but the two ternary forms exchange their scale freely. Raises EncodingError.
         """
         ternary = (BITNET_B1_58, TernaryPacked)
+        if not isinstance(encoding, Encoding):
+            raise EncodingError(f"repack_to: expected an encoding of st.encodings, got {encoding!r}")
         if encoding == self.encoding and prec is None:
             return self
         if self.encoding in ternary and encoding in ternary:
@@ -229,6 +232,8 @@ def pack(array: Any, encoding: Encoding, *, prec: Any = None) -> Encoded:
 
     ``prec`` (default: the array's own) is the format of a dense encoding. Raises EncodingError.
     """
+    if not isinstance(encoding, Encoding):
+        raise EncodingError(f"pack: expected an encoding of st.encodings, got {encoding!r}")
     try:
         values = np.asarray(array)
         own = precision(values.dtype)
@@ -256,7 +261,7 @@ def _ternary(shape: tuple[int, ...], encoding: Encoding, codes: Bytes, scale: np
 
 
 def _extents(shape: Any) -> tuple[int, ...]:
-    extents = tuple(shape)
+    extents = tuple(shape) if isinstance(shape, Iterable) else ()
     whole = all(isinstance(size, int | np.integer) and not isinstance(size, bool) for size in extents)
     if not extents or not whole or min(extents) < 1:
         raise EncodingError(f"expected a shape of at least one axis with extents of at least 1, got {shape!r}")
@@ -265,7 +270,7 @@ def _extents(shape: Any) -> tuple[int, ...]:
 
 def _read_only(data: Any) -> Bytes:
     """The bytes as a read-only flat array; memory that others may write is copied."""
-    raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes | bytearray | memoryview) else np.asarray(data)
+    raw = byte_array(data)
     if raw.dtype != np.uint8:
         raise EncodingError(f"expected packed bytes (uint8), got an array of {raw.dtype}")
     shared = not isinstance(data, bytes) and (raw.flags.writeable or isinstance(data, bytearray | memoryview))
@@ -275,8 +280,13 @@ def _read_only(data: Any) -> Bytes:
     return flat
 
 
-def _finite_f32(scale: Any, encoding: Encoding) -> float:
-    value = float(np.float32(scale))
+def finite_f32(scale: Any, encoding: Encoding) -> float:
+    """Return a tensor's scale rounded to f32; raises EncodingError where it is no finite number."""
+    try:
+        with np.errstate(over="ignore"):  # what overflows is refused below
+            value = float(np.float32(scale))
+    except (TypeError, ValueError):
+        raise EncodingError(f"{encoding}: expected a number as the scale, got {scale!r}") from None
     if not math.isfinite(value):
         raise EncodingError(f"{encoding}: the scale is {value}; it must be finite")
     return value

@@ -143,7 +143,7 @@ def _placed(raw: list[_RawTensor], origin: int, alignment: int, end: int) -> tup
             raise EncodingError(f"{where} ends at byte {stops[item.name]}; the file has {end}")
     in_order = sorted(raw, key=lambda item: item.offset)
     gaps: dict[str, int] = {}
-    for item, following in zip(in_order, [*in_order[1:], None], strict=True):
+    for item, following in zip(in_order, [*in_order[1:], None], strict=False):
         gaps[item.name] = end if following is None else origin + following.offset
         if stops[item.name] > gaps[item.name]:
             assert following is not None

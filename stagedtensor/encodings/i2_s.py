@@ -11,14 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from stagedtensor.block_formats import BITNET_B1_58, Bytes
+from stagedtensor.block_formats import BITNET_B1_58, Bytes, byte_array
 from stagedtensor.block_packing import pack_codes, unpack_codes
-from stagedtensor.encoded import Encoded
+from stagedtensor.encoded import Encoded, finite_f32
 from stagedtensor.errors import EncodingError
 from stagedtensor.precision import f32
 
 Grouping: TypeAlias = Literal[64, 128, "sequential"]
 TRAILER_BYTES = 32
+_BYTES_AT_ONCE = 1 << 18
+"""Codes that are unpacked at a time; a whole number of groups."""
 
 
 def import_i2_s(data: Any, shape: tuple[int, ...] | list[int], grouping: Grouping, scale: float | None = None) -> Encoded:
@@ -30,8 +32,10 @@ def import_i2_s(data: Any, shape: tuple[int, ...] | list[int], grouping: Groupin
     """
     if grouping not in (64, 128, "sequential"):
         raise EncodingError(f"I2_S: expected the grouping 64, 128 or 'sequential', got {grouping!r}; its bytes do not tell")
-    raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes | bytearray | memoryview) else np.asarray(data)
-    count = math.prod(shape)
+    raw = byte_array(data)
+    if not all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape):
+        raise EncodingError(f"I2_S: expected positive extents, got the shape {shape!r}")
+    count = math.prod(map(int, shape))
     step = 4 if grouping == "sequential" else grouping
     if count % step or count < 1:
         raise EncodingError(f"I2_S: {count} elements (shape {list(shape)}) are no whole number of groups of {step}")
@@ -47,10 +51,15 @@ def import_i2_s(data: Any, shape: tuple[int, ...] | list[int], grouping: Groupin
             raise EncodingError("I2_S: no scale given, and no 32-byte trailer behind the codes that would hold it")
         scale = float(trailer[:4].view("<f4")[0])
     payload = codes if grouping == "sequential" else _in_sequence(codes, grouping)
-    return Encoded(shape, f32, BITNET_B1_58, payload.tobytes() + np.array(scale, "<f4").tobytes())
+    number = np.array(finite_f32(scale, BITNET_B1_58), "<f4")
+    return Encoded(shape, f32, BITNET_B1_58, payload.tobytes() + number.tobytes())
 
 
 def _in_sequence(codes: Bytes, group: int) -> Bytes:
     """Repack groups: bits 7:6 of the bytes of a group are its first quarter, bits 1:0 its last."""
-    four = unpack_codes(codes).reshape(-1, group // 4, 4)
-    return pack_codes(np.ascontiguousarray(four[:, :, ::-1].transpose(0, 2, 1)).reshape(-1))
+    moved = np.empty_like(codes)
+    for start in range(0, codes.size, _BYTES_AT_ONCE):
+        four = unpack_codes(codes[start : start + _BYTES_AT_ONCE]).reshape(-1, group // 4, 4)
+        turned = np.ascontiguousarray(four[:, :, ::-1].transpose(0, 2, 1)).reshape(-1)
+        moved[start : start + _BYTES_AT_ONCE] = pack_codes(turned)
+    return moved

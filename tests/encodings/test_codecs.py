@@ -123,7 +123,7 @@ def test_decode_long_whole_tensors_in_pieces() -> None:
 def test_decode_refuses_bytes_that_are_no_blocks() -> None:
     with pytest.raises(EncodingError, match="no whole number of blocks of 18"):
         decode_blocks(Q4_0, bytes(19))
-    with pytest.raises(EncodingError, match="too few for 9 elements"):
+    with pytest.raises(EncodingError, match="do not hold 9 elements"):
         decode_blocks(TernaryPacked, bytes(2), count=9)
     with pytest.raises(EncodingError, match="packed encoding"):
         decode_blocks(Dense(4), bytes(8))
