@@ -101,6 +101,15 @@ def minimum(lhs: int | Expr, rhs: int | Expr) -> Expr:
     return Apply("minimum", (lhs, rhs), i64)
 
 
+def maximum(lhs: int | Expr, rhs: int | Expr) -> Expr:
+    """Return the greater index."""
+    lhs, rhs = as_index(lhs), as_index(rhs)
+    left, right = constant(lhs), constant(rhs)
+    if left is not None and right is not None:
+        return index(max(left, right))
+    return Apply("maximum", (lhs, rhs), i64)
+
+
 # -- sums of terms ------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagedtensor.codegen.emit.body import partition_grain
-from stagedtensor.codegen.loop_ir import Buffer, For, Module, Proc
+from stagedtensor.codegen.emit.body import holds_parallel_loop, partition_grain
+from stagedtensor.codegen.loop_ir import Buffer, Module, Proc
 from stagedtensor.codegen.passes.ownership import owned_cells, parallel_loop
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written
@@ -19,7 +19,7 @@ from stagedtensor.codegen.rewrite import buffers_read, buffers_written
 
 def is_parallel(proc: Proc) -> bool:
     """Tell whether a proc has a parallel loop; one without runs on thread 0 alone."""
-    return any(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in proc.body)
+    return any(map(holds_parallel_loop, proc.body))
 
 
 Owner = tuple[int, int, int] | None

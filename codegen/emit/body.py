@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
-from stagedtensor.codegen.emit.helpers import PART_FUNCTION, transpose_name
+from stagedtensor.codegen.emit.helpers import PART_FUNCTION, tile_name, transpose_name
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, starts
 from stagedtensor.codegen.loop_ir import (
@@ -38,6 +38,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.prelude.vectors import CELLS
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.microkernel import MULTIPLY, MULTIPLY_ADD
 from stagedtensor.codegen.schedule.transpose import TRANSPOSE
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, i64
@@ -111,7 +112,7 @@ class BodyPrinter:
         alone: list[Stmt] = []
         for stmt in body:
             # A let belongs to whatever it stands in front of or in the midst of.
-            shared = isinstance(stmt, Barrier) or (isinstance(stmt, For) and stmt.kind == "parallel")
+            shared = isinstance(stmt, Barrier) or holds_parallel_loop(stmt)
             shared = shared or (isinstance(stmt, Let | Comment) and not alone)
             if shared:
                 yield from self._alone(alone, depth)
@@ -164,6 +165,8 @@ class BodyPrinter:
                 yield f"{pad}// {' '.join(remark.split())}"
             case Tile(name=name) if name == TRANSPOSE:
                 yield self._transpose(stmt, pad)
+            case Tile(name=name) if name in (MULTIPLY, MULTIPLY_ADD):
+                yield from self._multiply(stmt, pad)
             case Tile():
                 yield f"{pad}// {stmt.name}: {stmt.m} x {stmt.n} x {stmt.k}"
                 yield from self._scope_braced(stmt.loops, depth)
@@ -188,6 +191,38 @@ class BodyPrinter:
         to = f"{self.names.of(target)} + {place}"
         return f"{pad}{name}({to}, {self._printer.index(stride).code}, {self.names.of(square)});"
 
+    def _multiply(self, stmt: Tile, pad: str) -> Iterator[str]:
+        acc, first_sum, rows, first_row, row_step, columns, first_column, *loops = stmt.arguments
+        assert isinstance(acc, Buffer)
+        name = tile_name(stmt.name, acc.type.name, stmt.m, stmt.n, len(loops) // 3)
+        self.used.add(name)
+        operands = f"{self._cell_address(rows, first_row)}, {self._index_text(row_step)}"
+        operands = f"{operands}, {self._cell_address(columns, first_column)}"
+        if acc.space == "global":
+            place = f"({self._type(acc.type)} (*)[{stmt.n}])({self._cell_address(acc, first_sum)})"
+        else:
+            place = self.names.of(acc)
+        operands = f"{place}, {operands}"
+        terms = [", ".join(map(self._index_text, loops[at : at + 3])) for at in range(0, len(loops), 3)]
+        line = f"{pad}{name}({operands}, {', '.join(terms)});"
+        if len(line) <= _WIDTH:
+            yield line
+            return
+        yield f"{pad}{name}("
+        yield f"{pad}{_INDENT}{operands},"
+        yield from (f"{pad}{_INDENT}{part}," for part in terms[:-1])
+        yield f"{pad}{_INDENT}{terms[-1]}"
+        yield f"{pad});"
+
+    def _cell_address(self, buffer: Expr | Buffer, start: Expr | Buffer) -> str:
+        assert isinstance(buffer, Buffer)
+        place = self._index_text(start)
+        return self.names.of(buffer) if place == "0" else f"{self.names.of(buffer)} + {place}"
+
+    def _index_text(self, part: Expr | Buffer) -> str:
+        assert not isinstance(part, Buffer)
+        return self._printer.index(part).code
+
     def _type(self, prec: Prec) -> str:
         return self.dialect.type_name(prec)
 
@@ -199,7 +234,9 @@ class BodyPrinter:
         subscripts = "".join(f"[{max(extent, 1)}]" for extent in shape) or "[1]"
         if buffer.layout.steps:
             subscripts = f"[{max(buffer.size, 1)}]"
-        return f"{self._type(buffer.type)} {self.names.give(buffer, buffer.name)}{subscripts}"
+        # Whole vectors of a tile of accumulators lie in one cache line each.
+        aligned = "_Alignas(64) " if buffer.space == "register" and len(buffer.shape) > 1 else ""
+        return f"{aligned}{self._type(buffer.type)} {self.names.give(buffer, buffer.name)}{subscripts}"
 
     def _scope_braced(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:
         yield f"{_INDENT * depth}{{"
@@ -320,6 +357,11 @@ class BodyPrinter:
         self.names.pop()
         self.names.pop()
         yield f"{pad}}}"
+
+
+def holds_parallel_loop(stmt: Stmt) -> bool:
+    """Tell whether a statement is a loop dealt out to threads, or a loop around one: every thread runs that."""
+    return isinstance(stmt, For) and (stmt.kind == "parallel" or any(map(holds_parallel_loop, stmt.body)))
 
 
 def _least(stmt: For) -> int:

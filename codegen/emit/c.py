@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stagedtensor.codegen.emit.barriers import barriers_before, is_parallel
 from stagedtensor.codegen.emit.body import BodyPrinter
 from stagedtensor.codegen.emit.c_like import CDialect
-from stagedtensor.codegen.emit.helpers import HELPERS
+from stagedtensor.codegen.emit.helpers import helpers_among
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
@@ -94,10 +94,12 @@ def emit_module(
     needs_barrier = "st_barrier_wait" in driver or any("st_barrier_wait" in text for text in functions.texts.values())
     head = ""
     if prelude:
-        head = _head(used - HELPERS.keys() - vector_names(), target, header, needs_barrier)
+        helpers = helpers_among(used)
+        prelude_names = used.union(*(helper.needs for helper in helpers)) - {helper.name for helper in helpers}
+        head = _head(prelude_names - vector_names(), target, header, needs_barrier)
         vectors = vector_functions(used & vector_names())
         head += f"\n{vectors.rstrip()}\n" if vectors else ""
-        head += "".join(f"\n{HELPERS[name].text}" for name in sorted(used & HELPERS.keys()))
+        head += "".join(f"\n{helper.text}" for helper in helpers)
         head += "\n" + _KERNEL_MACRO
         head += "\n"
     line = head.count("\n") + 1

@@ -1,19 +1,23 @@
-"""Functions of generated C that are no arithmetic and so stand outside the prelude: partitions, transposed squares.
+"""Functions of generated C that stand outside the prelude: partitions, transposed squares, tiles of multiply-adds.
 
-In: a name. Out: its text, for the head of a translation unit. They move values and count iterations, no more.
+In: a name. Out: its text, for the head of a translation unit, and the prelude functions that it calls. They move values,
+count iterations and run loops over the prelude's arithmetic; they know no formats but f32 and f64.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Helper:
-    """A function of generated source that is not part of the prelude."""
+    """A function of generated source that is not part of the prelude; ``needs`` are functions of the prelude."""
 
     name: str
     text: str
+    needs: frozenset[str] = frozenset()
 
 
 PART_FUNCTION = Helper(
@@ -63,7 +67,79 @@ def _transpose(lanes: int) -> Helper:
     return Helper(name, "\n".join(lines) + "\n")
 
 
-HELPERS: dict[str, Helper] = {
+_FIXED: dict[str, Helper] = {
     helper.name: helper for helper in (PART_FUNCTION, *(_transpose(lanes) for lanes in (4, 8, 16)))
 }
-"""Every helper by name."""
+
+
+def tile_name(kind: str, prec: str, rows: int, columns: int, loops: int) -> str:
+    """Return the function for tiles of ``kind`` (``multiply`` or ``multiply_add``) whose terms run in ``loops`` loops.
+
+    >>> tile_name("multiply", "f32", 6, 64, 1), tile_name("multiply", "f32", 6, 64, 2)
+    ('st_multiply_f32_6x64', 'st_multiply_f32_6x64_in_2')
+    """
+    return f"st_{kind}_{prec}_{rows}x{columns}" + (f"_in_{loops}" if loops > 1 else "")
+
+
+_SHORT = 16
+_TILE_NAME = re.compile(r"st_(multiply|multiply_add)_(f32|f64)_(\d+)x(\d+)(?:_in_(\d))?")
+
+
+def _tile(name: str, kind: str, prec: str, rows: int, columns: int, loops: int) -> Helper:
+    """A tile of sums in registers: every sum takes its terms in the order of the loops."""
+    cell = {"f32": "float", "f64": "double"}[prec]
+    sign, start = ("=", "0.0f" if prec == "f32" else "0.0") if kind == "multiply" else ("+=", "acc[r][c]")
+    # gcc writes a short loop out before its vectoriser sees it, unless told not to
+    whole = ["#pragma GCC unroll 1"] if columns <= _SHORT else []
+    parameters = [f"    int64_t count_{at}, int64_t rows_{at}, int64_t columns_{at}" for at in range(loops)]
+    lines = [
+        f"/* acc[r][c] {sign} rows[r] * columns[c] over all terms, each sum in their order: {rows} rows, {columns} columns. */",
+        f"static __attribute__((noinline, unused)) void {name}(",
+        f"    {cell} (*restrict acc)[{columns}],",
+        f"    const {cell} *restrict rows, int64_t next_row, const {cell} *restrict columns,",
+        ",\n".join(parameters),
+        ") {",
+        f"    {cell} sum[{rows}][{columns}];",
+        f"    for (int64_t r = 0; r < {rows}; r++) {{",
+        *whole,
+        f"        for (int64_t c = 0; c < {columns}; c++) sum[r][c] = {start};",
+        "    }",
+    ]
+    row, column = "rows", "columns"
+    for at in range(loops):
+        pad = "    " * (at + 1)
+        inner_row, inner_column = f"row_{at}", f"column_{at}"
+        lines += [
+            f"{pad}const {cell} *{inner_row} = {row}, *{inner_column} = {column};",
+            f"{pad}for (int64_t k_{at} = 0; k_{at} < count_{at}; k_{at}++, {inner_row} += rows_{at}, {inner_column} += columns_{at}) {{",
+        ]
+        row, column = inner_row, inner_column
+    pad = "    " * (loops + 1)
+    lines += [
+        f"#pragma GCC unroll {rows}",
+        f"{pad}for (int64_t r = 0; r < {rows}; r++) {{",
+        f"{pad}    const {cell} factor = {row}[r * next_row];",
+        *whole,
+        f"{pad}    for (int64_t c = 0; c < {columns}; c++) sum[r][c] = st_fma_{prec}(factor, {column}[c], sum[r][c]);",
+        f"{pad}}}",
+        *("    " * at + "}" for at in range(loops, 0, -1)),
+        f"    for (int64_t r = 0; r < {rows}; r++) {{",
+        *whole,
+        f"        for (int64_t c = 0; c < {columns}; c++) acc[r][c] = sum[r][c];",
+        "    }",
+        "}",
+    ]
+    return Helper(name, "\n".join(lines) + "\n", frozenset((f"st_fma_{prec}",)))
+
+
+def helpers_among(names: Iterable[str]) -> tuple[Helper, ...]:
+    """Return the helpers that ``names`` name, in the order of their names; other names are the prelude's."""
+    found: list[Helper] = []
+    for name in sorted(names):
+        match = _TILE_NAME.fullmatch(name)
+        if name in _FIXED:
+            found.append(_FIXED[name])
+        elif match is not None:
+            kind, prec, rows, columns, loops = match.groups()
+            found.append(_tile(name, kind, prec, int(rows), int(columns), int(loops or 1)))
+    return tuple(found)

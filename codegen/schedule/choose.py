@@ -9,8 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant, flat_index
-from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Cost, Expr, Load, Stmt, children, with_children
-from stagedtensor.codegen.rewrite import symbols_of
+from stagedtensor.codegen.loop_ir import (
+    Block,
+    BlockIterator,
+    Buffer,
+    Cost,
+    Expr,
+    For,
+    Load,
+    Stmt,
+    children,
+    with_children,
+)
+from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.analysis import (
     Contraction,
     contraction,
@@ -20,12 +31,12 @@ from stagedtensor.codegen.schedule.analysis import (
     stride,
     without_single_lets,
 )
-from stagedtensor.codegen.schedule.columns import TileShape, columns
+from stagedtensor.codegen.schedule.columns import TileShape, blocked_columns, columns
 from stagedtensor.codegen.schedule.elementwise import elementwise
 from stagedtensor.codegen.schedule.encoded import encoded_contraction, encoded_elementwise, encoded_in
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, inline_lets, loads_in
-from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes
+from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes, relaid
 from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
 from stagedtensor.codegen.schedule.split import combinable, split
@@ -39,6 +50,11 @@ _USES_THAT_REPAY = 8
 _ROWS_OF_A_TILE = 8
 _FAR = 1 << 40
 _MOST_REPEATS = 2
+_FAR_ROWS = 512
+_FIRST_CACHE = 1 << 15
+_TERMS_THAT_REPAY = 1024
+_TERMS_OF_A_BLOCK = 64
+_LANES_THAT_REPAY = 1.3
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ def _nest(
 
 
 def _has_parallel(body: tuple[Stmt, ...]) -> bool:
-    return any(getattr(stmt, "kind", "") == "parallel" for stmt in body)
+    return any(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in walk_stmts(body))
 
 
 # -- contractions -------------------------------------------------------------------------------------------------
@@ -99,11 +115,38 @@ class _Roles:
     row_operand: Expr
 
 
-def _roles(found: Contraction) -> _Roles | None:
+def _roles(found: Contraction, lanes: int) -> _Roles | None:
+    """The roles with results adjacent along the vector, or along an operand where sums are long and lanes few otherwise."""
     block = found.block
-    vector = _unit_iterator(block)
-    if vector is None or constant(vector.extent) is None:
-        return None
+    usual = _unit_iterator(block)
+    roles = None if usual is None or constant(usual.extent) is None else _roles_along(found, usual)
+    if block.guard is not None or points(block.reduce) < _TERMS_THAT_REPAY:
+        return roles
+    best, best_use = roles, 0.0 if roles is None else _LANES_THAT_REPAY * _lanes_used(block, roles, lanes)
+    for item in block.data:
+        other = _roles_along(found, item) if item is not usual and constant(item.extent) is not None else None
+        if other is None or other.row is None or not _unit_strides(other.column_operand, item):
+            continue
+        if (use := _lanes_used(block, other, lanes)) > best_use:
+            best, best_use = other, use
+    return best
+
+
+def _lanes_used(block: Block, roles: _Roles, lanes: int) -> float:
+    """The share of lanes that compute results, with panels where they can be packed."""
+    width, height = roles.vector.bound, 1 if roles.row is None else roles.row.bound
+    packs = block.guard is None and height >= _ROWS_OF_A_TILE and _repeats(block, roles.column_operand) <= _MOST_REPEATS
+    return max(_lanes_filled(width, lanes), width / (-(-width // lanes) * lanes) if packs else 0.0)
+
+
+def _lanes_filled(width: int, lanes: int) -> float:
+    """The share of lanes that ``width`` adjacent results fill, the last ones in vectors of half the size, a quarter ..."""
+    whole, rest = divmod(width, lanes)
+    return width / ((whole + rest.bit_count()) * lanes)
+
+
+def _roles_along(found: Contraction, vector: BlockIterator) -> _Roles | None:
+    block = found.block
     in_lhs, in_rhs = depends(found.lhs, vector), depends(found.rhs, vector)
     if in_lhs == in_rhs:
         return None
@@ -151,17 +194,17 @@ def _is_plain(expr: Expr) -> bool:
 def _contraction(
     found: Contraction, machine: Machine, cost: Cost, parallel: bool, copies: WideCopies
 ) -> tuple[Nest, ...] | None:
-    block, roles = found.block, _roles(found)
+    block, prec = found.block, found.block.accumulators[0].symbol.type
+    roles = _roles(found, machine.lanes(prec))
     if roles is None or any(item.bound == 0 for item in block.iterators):
         return None
     vector, row = roles.vector, roles.row
-    prec = block.accumulators[0].symbol.type
     width, height = vector.bound, 1 if row is None else row.bound
     unit = _unit_strides(roles.column_operand, vector)
     may_pack = block.guard is None and height >= 8
     pack_columns = may_pack and (
         not unit
-        or width % machine.lanes(prec) != 0
+        or _lanes_filled(width, machine.lanes(prec)) < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
         or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
         or (
             height >= _ROWS_THAT_REPAY and not _is_plain(roles.column_operand) and not narrow_load(roles.column_operand)
@@ -204,9 +247,39 @@ def _contraction(
             nests.append(_pack_nest(packed, machine))
             exchanged(roles.row_operand, packed.operand)
             shape, packs = replace(shape, padded_rows=True), packs + 1
-    body, path = columns(block, vector, row, shape, parallel=parallel)
-    note = f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
-    return (*nests, _nest(body, note, cost, parallel))
+    if row is not None and _pays_to_relay(block, roles.row_operand, row, shape):
+        packed = relaid(block, roles.row_operand, row)
+        if packed is not None and packed.buffer.nbytes <= _MOST_SCRATCH:
+            nests.append(_pack_nest(packed, machine))
+            exchanged(roles.row_operand, packed.operand)
+            packs += 1
+    steps = _steps_of_a_block(block, machine)
+    if row is not None and steps:
+        blocked = blocked_columns(block, vector, row, shape, steps, parallel=parallel)
+        if blocked is not None:
+            body, path, sums = blocked
+            return (*nests, _nest(body, _note(path, packs), cost, parallel, scratch=(sums,)))
+    across = points(block.reduce) * width * prec.bytes <= machine.cache_bytes
+    body, path = columns(block, vector, row, shape, parallel=parallel, rows_outside=across)
+    return (*nests, _nest(body, _note(path, packs), cost, parallel))
+
+
+def _note(path: str, packs: int) -> str:
+    return f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
+
+
+def _steps_of_a_block(block: Block, machine: Machine) -> int:
+    """Steps of the outermost reduce iterator whose operands stay in the cache; 0 where all of them do, or no step's do."""
+    if block.guard is not None or len(block.reduce) < 2 or any(constant(item.extent) is None for item in block.reduce):
+        return 0
+    outer, terms = block.reduce[0], points(block.reduce[1:])
+    loads = loads_in(*(item.update for item in block.accumulators))
+    whole = sum(load.buffer.nbytes for load in loads if outer.symbol in {symbol for part in load.indices for symbol in symbols_of(part)})
+    if whole <= machine.cache_bytes or terms < _TERMS_OF_A_BLOCK or any(load.buffer.type.is_narrow for load in loads):
+        return 0
+    divisors = [steps for steps in range(1, outer.bound) if outer.bound % steps == 0]
+    fitting = [steps for steps in divisors if whole * steps <= outer.bound * machine.cache_bytes // 2]
+    return max(fitting, default=0)
 
 
 def _repeats(block: Block, operand: Expr) -> float:
@@ -264,6 +337,16 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, row: BlockIterator, shape: T
     inner = block.reduce[-1]
     steps = [stride(load, inner.symbol) for load in loads_in(roles.row_operand)]
     return any(step is None or abs(step) * roles.row_operand.type.bytes >= 512 for step in steps) and row.bound >= 64
+
+
+def _pays_to_relay(block: Block, operand: Expr, row: BlockIterator, shape: TileShape) -> bool:
+    """Rows far apart that windows read again and again, too long for the first cache: worth a copy with rows side by side."""
+    if min(shape.rows, shape.columns) < _USES_THAT_REPAY or _repeats(block, operand) <= _MOST_REPEATS:
+        return False
+    if shape.rows * points(block.reduce) * operand.type.bytes <= _FIRST_CACHE:
+        return False
+    steps = [stride(load, row.symbol) for load in loads_in(operand)]
+    return all(step is not None and abs(step) * operand.type.bytes >= _FAR_ROWS for step in steps)
 
 
 def _replace_operand(block: Block, operand: Expr, by: Load) -> Block:
@@ -347,7 +430,9 @@ def _single(block: Block, machine: Machine, lanes: int, parallel: bool) -> tuple
     enough = vector is not None and vector.bound >= machine.lanes(block.accumulators[0].symbol.type)
     if columns_fit and vector is not None and (enough or not rows_fit or inner.bound < lanes):
         prec = block.accumulators[0].symbol.type
-        width = min(vector.bound, 4 * machine.lanes(prec) // max(1, len(block.accumulators)))
+        # whole vectors of each accumulator, four registers in all
+        vectors = machine.lanes(prec) * max(1, 4 // max(1, len(block.accumulators)))
+        width = min(vector.bound, vectors)
         return columns(block, vector, None, TileShape(1, max(1, width)), parallel=parallel)
     if rows_fit and inner.bound >= 4:
         return rows(block, _fitting_lanes(lanes, inner.bound), parallel=parallel)

@@ -16,7 +16,7 @@ known at run time only, rows beyond the end repeat the last one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import add, constant, floor_divide, minimum, multiply, subtract
 from stagedtensor.codegen.loop_ir import (
@@ -36,11 +36,14 @@ from stagedtensor.codegen.loop_ir import (
     Stmt,
     Store,
     Symbol,
+    Tile as MicroTile,
     Var,
     index,
     with_children,
 )
-from stagedtensor.codegen.rewrite import substitute, symbols_of
+from stagedtensor.codegen.rewrite import substitute, symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.guards import conjunction, conjuncts
+from stagedtensor.codegen.schedule.microkernel import Accumulation, multiply_add
 from stagedtensor.codegen.schedule.nest import (
     Point,
     index_symbol,
@@ -48,6 +51,7 @@ from stagedtensor.codegen.schedule.nest import (
     loop,
     nest,
     point,
+    rename,
     stores,
 )
 from stagedtensor.codegen.schedule.rows import updates_in_place
@@ -107,9 +111,15 @@ def _axis(iterator: BlockIterator, size: int, hint: str, padded: bool) -> _Axis:
 
 
 def columns(
-    block: Block, vector: BlockIterator, row: BlockIterator | None, shape: TileShape, *, parallel: bool
+    block: Block,
+    vector: BlockIterator,
+    row: BlockIterator | None,
+    shape: TileShape,
+    *,
+    parallel: bool,
+    rows_outside: bool = False,
 ) -> tuple[tuple[Stmt, ...], str]:
-    """Return the tiled nest of ``block`` and a few words on it."""
+    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of rows."""
     column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
     row_axis = None if row is None else _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
     extents = (shape.columns,) if row_axis is None else (shape.rows, shape.columns)
@@ -117,8 +127,55 @@ def columns(
     tile = _Tile(block, vector, row, column_axis, row_axis, states)
     body: list[Stmt] = [Alloc(buffer) for buffer in states.values()]
     starts = _starts(row_axis, column_axis)
-    body = [*starts.lets, *body, *tile.fill(starts), *tile.accumulate(starts), *tile.finalise(starts)]
-    return _outer(block, tile, body, parallel), _describe(block, shape, row)
+    body = [*starts.lets, *body, *tile.sums(starts), *tile.finalise(starts)]
+    order = _order(block, tile, rows_outside=rows_outside)
+    outer = next((item for item in order if item.bound >= 4), max(order, key=lambda item: item.bound, default=None))
+    return _outer(order, body, outer if parallel else None), _describe(block, shape, row)
+
+
+def blocked_columns(
+    block: Block, vector: BlockIterator, row: BlockIterator, shape: TileShape, steps: int, *, parallel: bool
+) -> tuple[tuple[Stmt, ...], str, Buffer] | None:
+    """Return the nest with the outermost reduce iterator cut into blocks of ``steps``, and the memory of all accumulators::
+
+        for block: for tile:
+            in the first block: acc[tile] = init
+            acc[tile][rows][columns] += the block's terms
+            in the last block: store
+
+    What a block reads stays in the cache while all tiles pass by. Each sum still takes its terms in order. None where the
+    sums are no plain multiply-adds.
+    """
+    (item,) = block.accumulators
+    part, whole = index_symbol("i_block"), block.reduce[0]
+    count = whole.bound // steps
+    within = BlockIterator(index_symbol(whole.symbol.hint), index(steps), steps, "reduce")
+    position = add(multiply(Var(part), steps), Var(within.symbol)) if steps > 1 else Var(part)
+    iterators = [within if given is whole else given for given in block.iterators]
+    cut = replace(
+        rename(block, {whole.symbol: position}),
+        iterators=tuple(given for given in iterators if given is not within or steps > 1),
+    )
+    column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
+    row_axis = _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
+    bare = _Tile(cut, vector, row, column_axis, row_axis, {})
+    order = _order(cut, bare, rows_outside=False)
+    extents = (*(given.bound for given in order), shape.rows, shape.columns)
+    label = block.stores[0].buffer.name.replace(".", "_")
+    sums = Buffer(f"{label}_sums", item.symbol.type, extents)
+    tile = replace(bare, states={item.symbol: sums}, place=tuple(Var(given.symbol) for given in order))
+    starts = _starts(row_axis, column_axis)
+    added = tile.sums(starts, fresh=False)
+    if not order or not any(isinstance(stmt, MicroTile) for stmt in walk_stmts(added)):
+        return None
+    body = (
+        *starts.lets,
+        If(Apply("eq", (Var(part), index(0)), i64), tile.fill(starts)),
+        *added,
+        If(Apply("eq", (Var(part), index(count - 1)), i64), tile.finalise(starts)),
+    )
+    nested = _outer(order, body, max(order, key=lambda given: given.bound) if parallel else None)
+    return (loop(part, count, nested),), f"{_describe(block, shape, row)}, {count} blocks of it", sums
 
 
 def _describe(block: Block, shape: TileShape, row: BlockIterator | None) -> str:
@@ -167,6 +224,8 @@ class _Tile:
     column_axis: _Axis
     row_axis: _Axis | None
     states: Mapping[Symbol, Buffer]
+    place: tuple[Expr, ...] = ()
+    """Where the tile lies in ``states``, where these hold all tiles."""
 
     def _mapping(self, starts: _Starts, row: Expr, column: Expr, *, states: bool) -> dict[Symbol, Expr]:
         mapping: dict[Symbol, Expr] = {self.vector.symbol: add(starts.column, column)}
@@ -180,7 +239,7 @@ class _Tile:
         return mapping
 
     def _cell(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
-        return (column,) if self.row is None else (row, column)
+        return (*self.place, column) if self.row is None else (*self.place, row, column)
 
     def _rows(self, symbol: Symbol, body: Sequence[Stmt], kind: LoopKind) -> tuple[Stmt, ...]:
         if self.row_axis is None:
@@ -200,8 +259,9 @@ class _Tile:
         body = [Store(self.states[item.symbol], cell, substitute(item.init, mapping)) for item in self.block.accumulators]
         return self._rows(row, (loop(column, self.column_axis.size, body, "vector"),), "serial")
 
-    def accumulate(self, starts: _Starts) -> tuple[Stmt, ...]:
-        """The reduce loops around one step of the whole tile."""
+    def sums(self, starts: _Starts, *, fresh: bool = True) -> tuple[Stmt, ...]:
+        """Initial states where they are ``fresh``, and the reduce loops around one step of the whole tile."""
+        fill = self.fill(starts) if fresh else ()
         row, column = index_symbol("i_row"), index_symbol("i_column")
         mapping = self._mapping(starts, Var(row), Var(column), states=True)
         work = point(self.block, mapping)
@@ -211,6 +271,7 @@ class _Tile:
         row_guard, guards = _depending(guards, {row})
         tile_guard = conjunction(guards)
         updates = updates_in_place(self.block.accumulators, self.states, self._cell(Var(row), Var(column)), work.mapping)
+        plain = self.row is not None and len(self.states) == 1 and not work.lets and cell_guard is row_guard is None
         early: list[Let] = []
         if cell_guard is None:
             # A load in front of the columns is safe only where no column's guard can be what protects it.
@@ -220,9 +281,24 @@ class _Tile:
         if row_guard is not None:
             body = (If(row_guard, body),)
         body = self._rows(row, body, "unroll")
+        if plain:
+            (item,), (state,) = self.block.accumulators, self.states.values()
+            update = substitute(item.update, work.mapping)
+            step = Accumulation(state, self.place, update, row, column, self.block.reduce, tile_guard, body)
+            called = multiply_add(step, self._bounds(row, column), fill, item.init if fresh else None)
+            if called is not None:
+                return called
         if tile_guard is not None:
             body = (If(tile_guard, body),)
-        return nest(self.block.reduce, body, {})
+        return (*fill, *nest(self.block.reduce, body, {}))
+
+    def _bounds(self, row: Symbol, column: Symbol) -> dict[Symbol, int]:
+        """The limits of the index variables inside the tile."""
+        bounds = {item.symbol: item.bound for item in self.block.iterators}
+        for axis, within in ((self.row_axis, row), (self.column_axis, column)):
+            if axis is not None:
+                bounds |= {axis.tile: axis.most, within: axis.size}
+        return bounds
 
     def finalise(self, starts: _Starts) -> tuple[Stmt, ...]:
         """The stores of the tile's new cells."""
@@ -300,39 +376,27 @@ def _depending(parts: Sequence[Expr], symbols: set[Symbol]) -> tuple[Expr | None
     return conjunction(taken), tuple(part for part in parts if part not in taken)
 
 
-def conjuncts(guard: Expr | None) -> tuple[Expr, ...]:
-    """Return the parts of a conjunction; none for no guard."""
-    if guard is None:
-        return ()
-    if isinstance(guard, Apply) and guard.op == "and":
-        return tuple(part for arg in guard.args for part in conjuncts(arg))
-    return (guard,)
+def _order(block: Block, tile: _Tile, *, rows_outside: bool) -> list[BlockIterator]:
+    """The loops around one tile, the outermost first.
 
-
-def conjunction(parts: Sequence[Expr]) -> Expr | None:
-    """Return the conjunction of ``parts``, None for none."""
-    whole: Expr | None = None
-    for part in parts:
-        whole = part if whole is None else Apply("and", (whole, part), whole.type)
-    return whole
-
-
-def _outer(block: Block, tile: _Tile, body: Sequence[Stmt], parallel: bool) -> tuple[Stmt, ...]:
-    """The loops around one tile. Columns outside rows: a panel of columns stays in cache while rows pass by."""
+    Columns outside rows: a panel of columns stays in cache while rows pass by. Rows outside columns: results are written,
+    and read where they are updated, in the order of memory.
+    """
     tiles: list[BlockIterator] = []
     if tile.column_axis.most > 1:
         tiles.append(_tile_iterator(tile.column_axis))
     if tile.row_axis is not None and (tile.row_axis.most > 1 or constant(tile.row_axis.count) is None):
         tiles.append(_tile_iterator(tile.row_axis))
-    others = [item for item in block.data if item is not tile.vector and item is not tile.row]
-    order = [*others, *tiles]
-    kinds: dict[Symbol, LoopKind] = {}
-    if parallel and order:
-        outer = next((item for item in order if item.bound >= 4), max(order, key=lambda item: item.bound))
-        order.remove(outer)
-        order.insert(0, outer)
-        kinds[outer.symbol] = "parallel"
-    return nest(order, body, kinds)
+    if rows_outside:
+        tiles.reverse()
+    return [*(item for item in block.data if item is not tile.vector and item is not tile.row), *tiles]
+
+
+def _outer(order: list[BlockIterator], body: Sequence[Stmt], parallel: BlockIterator | None) -> tuple[Stmt, ...]:
+    """``body`` in its loops, the one that is dealt out to threads in front."""
+    if parallel is None:
+        return nest(order, body, {})
+    return nest([parallel, *(item for item in order if item is not parallel)], body, {parallel.symbol: "parallel"})
 
 
 def _tile_iterator(axis: _Axis) -> BlockIterator:

@@ -36,7 +36,7 @@ class Machine:
     are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
     reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
     ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 256 KiB, a
-    small part of a core's cache.
+    small part of a core's cache. An operand of up to ``cache_bytes`` bytes stays in a core's own cache while others pass by.
     """
 
     vector_bytes: int
@@ -48,6 +48,7 @@ class Machine:
     most_blocks: int = 64
     few_results: int = 64
     most_held_cells: int = 65_536
+    cache_bytes: int = 1 << 20
 
     def lanes(self, prec: Prec) -> int:
         """Return how many values of ``prec`` one register holds."""

@@ -14,6 +14,7 @@ from stagedtensor.codegen.loop_ir import (
     Block,
     BlockIterator,
     Buffer,
+    Cast,
     Expr,
     Layout,
     Load,
@@ -23,7 +24,7 @@ from stagedtensor.codegen.loop_ir import (
     Symbol,
     Var,
 )
-from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.codegen.schedule.analysis import depends, stride
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in
 from stagedtensor.codegen.schedule.transpose import Transposing
@@ -88,6 +89,28 @@ def pack(block: Block, operand: Expr, tiled: BlockIterator, size: int, axes: tup
     )
     turned = _turned(buffer, operand, tiled, axes, panels * size)
     return Packed(buffer, filling, turned, Load(buffer, (*(Var(item.symbol) for item in axes), Var(tiled.symbol))))
+
+
+def relaid(block: Block, operand: Expr, tiled: BlockIterator) -> Packed | None:
+    """Return a copy of the one buffer that ``operand`` loads, as f32, with the axis that ``tiled`` walks innermost.
+
+    Panels of an operand that is read through windows would hold each cell once per window; this copy keeps the buffer's own
+    axes. None where ``operand`` is no load that ``tiled`` moves along one axis by one.
+    """
+    loads = loads_in(operand)
+    if len(loads) != 1 or not isinstance(operand, Load | Cast) or (isinstance(operand, Cast) and operand.arg is not loads[0]):
+        return None
+    (load,) = loads
+    along = [at for at, part in enumerate(load.indices) if tiled.symbol in symbols_of(part)]
+    if len(along) != 1 or load.indices[along[0]] != Var(tiled.symbol) or load.buffer.shape[along[0]] != tiled.bound:
+        return None
+    axes = [BlockIterator(index_symbol("i_cell"), as_index(extent), extent, "reduce") for extent in load.buffer.shape]
+    cell: Expr = Load(load.buffer, tuple(Var(item.symbol) for item in axes))
+    if isinstance(operand, Cast):
+        cell = replace(operand, arg=cell)
+    others = [at for at in range(len(axes)) if at != along[0]]
+    packed = pack(block, cell, axes[along[0]], tiled.bound, tuple(axes[at] for at in others))
+    return replace(packed, operand=Load(packed.buffer, (*(load.indices[at] for at in others), Var(tiled.symbol))))
 
 
 _NARROW_PANEL = 16
