@@ -54,6 +54,7 @@ _FAR_ROWS = 512
 _FIRST_CACHE = 1 << 15
 _TERMS_THAT_REPAY = 1024
 _TERMS_OF_A_BLOCK = 64
+_LEAST_TERMS, _MOST_TERMS = 64, 128
 _LANES_THAT_REPAY = 1.3
 
 
@@ -214,6 +215,8 @@ def _contraction(
         pack_columns = False  # windows over an image: panels would hold every value many times
     if not unit and not pack_columns:
         return None
+    in_place = _terms_of_a_block_in_place(block, roles, machine)
+    pack_columns = pack_columns and not in_place
     shape = tile_shape(machine, prec.bytes, height, width, padded=pack_columns)
     nests: list[Nest] = []
 
@@ -241,7 +244,7 @@ def _contraction(
             nests.append(_pack_nest(packed, machine))
             exchanged(roles.column_operand, packed.operand)
             shape, packs = replace(shape, padded_columns=True), packs + 1
-    if row is not None and block.guard is None and _pays_to_pack_rows(block, roles, row, shape, width):
+    if row is not None and block.guard is None and not in_place and _pays_to_pack_rows(block, roles, row, shape, width):
         packed = _packed(block, roles.row_operand, row, shape.rows)
         if packed is not None:
             nests.append(_pack_nest(packed, machine))
@@ -253,7 +256,7 @@ def _contraction(
             nests.append(_pack_nest(packed, machine))
             exchanged(roles.row_operand, packed.operand)
             packs += 1
-    steps = _steps_of_a_block(block, machine)
+    steps = in_place or _steps_of_a_block(block, machine)
     if row is not None and steps:
         blocked = blocked_columns(block, vector, row, shape, steps, parallel=parallel)
         if blocked is not None:
@@ -266,6 +269,29 @@ def _contraction(
 
 def _note(path: str, packs: int) -> str:
     return f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
+
+
+def _terms_of_a_block_in_place(block: Block, roles: _Roles, machine: Machine) -> int:
+    """Terms of a block where both operands lie across the terms (as in X^T dY): with few terms at a time neither needs a copy.
+
+    0 where an operand lies otherwise, where sums are short, or too many to stay in the cache from block to block.
+    """
+    row, operands = roles.row, (roles.row_operand, roles.column_operand)
+    if row is None or block.guard is not None or len(block.reduce) != 1:
+        return 0
+    (terms,) = block.reduce
+    if constant(terms.extent) is None or terms.bound < 2 * _LEAST_TERMS or roles.vector.bound % machine.lanes(f32):
+        return 0
+    prec = block.accumulators[0].symbol.type
+    if points(block.data) * prec.bytes > machine.cache_bytes or row.bound < _ROWS_OF_A_TILE:
+        return 0
+    for operand, tiled in zip(operands, (row, roles.vector), strict=True):
+        if not (_is_plain(operand) or narrow_load(operand) is not None) or not _unit_strides(operand, tiled):
+            return 0
+    far = [stride(load, terms.symbol) for load in loads_in(roles.row_operand)]
+    if any(step is None or abs(step) * prec.bytes < _FAR_ROWS // 2 for step in far):
+        return 0
+    return max((steps for steps in range(_LEAST_TERMS, _MOST_TERMS + 1) if terms.bound % steps == 0), default=0)
 
 
 def _steps_of_a_block(block: Block, machine: Machine) -> int:

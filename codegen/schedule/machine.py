@@ -35,7 +35,7 @@ class Machine:
     ``vector_bytes`` is the width of a register and ``registers`` their number. ``serial_flops`` and ``serial_bytes``
     are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
     reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
-    ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 256 KiB, a
+    ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
     small part of a core's cache. An operand of up to ``cache_bytes`` bytes stays in a core's own cache while others pass by.
     """
 
@@ -47,7 +47,7 @@ class Machine:
     block_points: int = 8_192
     most_blocks: int = 64
     few_results: int = 64
-    most_held_cells: int = 65_536
+    most_held_cells: int = 131_072
     cache_bytes: int = 1 << 20
 
     def lanes(self, prec: Prec) -> int:

@@ -439,3 +439,12 @@ def test_small_narrow_temporaries_are_held_in_f32() -> None:
     (held,) = schedule(whole, target("avx512"), Numerics()).temporaries
     assert held.type is f32
     agree(whole, {x: random_array(x, low=-20.0, high=12.0), y: random_array(y)})
+
+
+def test_terms_across_memory_need_no_copies() -> None:
+    """X^T dY with long sums: blocks of terms, both operands where they are, sums in memory between blocks."""
+    lhs, rhs, out = ir.Buffer("x", f32, (384, 72)), ir.Buffer("dy", f32, (384, 80)), ir.Buffer("dw", f32, (72, 80))
+    whole = module(contraction(lhs, rhs, out, (72, 80, 384), "TN"))
+    (kernel,) = schedule(whole, target("avx512"), Numerics()).kernels
+    assert "3 blocks of it" in kernel.path
+    agree(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
