@@ -244,6 +244,10 @@ class CudaBody(BodyPrinter):
             case _:
                 yield from super()._statement(stmt, depth)
 
+    def _array(self, buffer: Buffer) -> str:
+        """Registers have no addresses to align, and C++ has another word for it."""
+        return super()._array(buffer).removeprefix("_Alignas(64) ")
+
     def _tile(self, stmt: Tile, pad: str) -> Iterator[str]:
         """A named micro-kernel is one call of a prelude function of its name."""
         self.used.add(stmt.name)

@@ -9,6 +9,7 @@ import stagedtensor as st
 from stagedtensor.precision import Prec, precision
 from stagedtensor.runtime.cuda import CudaDevice, is_available
 from tests.cuda.test_tensor_cores import CASES
+from tests.cuda.test_tf32 import rounded
 from tests.cuda.test_training import train
 from tests.numerics.operands import operands
 from tests.numerics.random_programs import random_program
@@ -99,6 +100,62 @@ def test_tensor_core_cases(left: Prec, right: Prec, size: tuple[int, int, int], 
     np.testing.assert_allclose(
         results["cuda"], results["reference"], rtol=2.0**-2 if "f8" in str(left) else 2.0**-6, atol=0.1
     )
+
+
+@pytest.mark.parametrize("size", [(33, 40, 50), (256, 512, 128), (64, 64, 4096)])
+def test_tf32_products_and_deep_ones(size: tuple[int, int, int]) -> None:
+    """Operands rounded to 10 bits of mantissa, sums in f32; the last size is cut along its depth."""
+    m, n, k = size
+    with st.Session(), st.Context("cuda", numerics=st.Numerics(tf32_matmul=True)) as ctx:
+        a, b = st.placeholder("a", output=[m], input=[k]), st.placeholder("b", output=[k], input=[n])
+        c = a @ b
+        routine = ctx.compile(c)
+        assert "tf32" in routine.kernels[0].path
+        rng = np.random.default_rng(3)
+        left, right = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        ctx.set_values(a, left)
+        ctx.set_values(b, right)
+        found = []
+        for _ in range(3):
+            ctx.run(routine)
+            found.append(ctx.get_values(c))
+    x, y = (rounded(cells) for cells in (left, right))
+    bound = 2 * k * 2.0**-24 * (np.abs(x) @ np.abs(y)) + 1e-30
+    assert np.all(np.abs(found[0] - x @ y) <= bound)
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("special", [0.5, np.inf, np.nan])
+def test_skipped_points_multiply_nothing(special: float) -> None:
+    found = {}
+    for device in ("reference", "cuda"):
+        with st.Session(), st.Context(device) as ctx:
+            x = st.param("x", output=[12, 12, 16])
+            w = st.placeholder("w", output=[8], input=[3, 3, 16], prec="bf16")
+            loss = st.sum(st.conv2d(st.cast(x, "bf16"), w, padding=1))
+            weights = np.random.default_rng(0).standard_normal((8, 3, 3, 16))
+            weights[0, 0, 0, 0] = special
+            ctx.init_params(loss, seed=0)
+            ctx.set_values(w, weights)
+            ctx.run(ctx.compile(st.grad_update(loss)))
+            assert x.grad is not None
+            found[device] = ctx.get_values(x.grad).astype(np.float64)
+    np.testing.assert_allclose(found["cuda"], found["reference"], rtol=2.0**-6, atol=2.0**-6)
+    assert np.isfinite(found["cuda"]).any()
+
+
+def test_more_than_two_gigacells() -> None:
+    rows = (1 << 21) + 65
+    with st.Session(), st.Context("cuda") as ctx:
+        x, w = st.placeholder("x", batch=[rows], prec="bf16"), st.placeholder("w", output=[1024], prec="bf16")
+        every = (x + w).named("every")
+        greatest = st.max(every, axis="output")
+        routine = ctx.compile(greatest, keep=every)
+        values = (np.arange(rows) % 128).astype(np.float32)
+        ctx.set_values(x, values)
+        ctx.set_values(w, np.arange(1024) % 100)
+        ctx.run(routine)
+        np.testing.assert_array_equal(ctx.get_values(greatest).astype(np.float32), values + 99)
 
 
 def test_training_steps_are_those_of_the_emulator() -> None:

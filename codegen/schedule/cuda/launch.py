@@ -103,14 +103,13 @@ def flatten(iterators: Sequence[BlockIterator], hint: str, value: Expr | None = 
             named = fresh(item.symbol)
             return Flat(named, item.extent, item.bound, (), {item.symbol: Var(named)}, None)
         return Flat(symbol, item.extent, item.bound, (), {item.symbol: value}, beyond(item, value))
+    if total == 0:  # never walked: nothing to recover
+        return Flat(symbol, as_index(0), 0, (), {item.symbol: as_index(0) for item in iterators}, None)
     lets: list[Let] = []
     mapping: dict[Symbol, Expr] = {}
     guards: list[Expr] = []
     below = total
     for place, item in enumerate(iterators):
-        if item.bound == 0:
-            mapping[item.symbol] = as_index(0)
-            continue
         below //= item.bound
         part = floor_divide(position, below) if below > 1 else position
         if place and item.bound > 1:
