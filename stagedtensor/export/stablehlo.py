@@ -7,7 +7,6 @@ Numerics: nothing settles. What cannot be expressed raises ExportError; there is
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from stagedtensor.statements import OpRecord, Stage
 from stagedtensor.tensor import Tensor
 
 from .block_values import BlockValues
-from .values import Lines, Value
+from .values import Lines, Value, quoted
 
 Parameters: TypeAlias = Literal["arguments", "constants"]
 Twins: TypeAlias = Literal["convert", "fold"]
@@ -173,7 +172,7 @@ class _Function:
         arguments = ", ".join(f"{value.argument}: {value.type}{_named(buffer)}" for buffer, value in self.arguments)
         types = [value.type for _, value in self.results]
         results = ", ".join(f"{value.type}{_named(buffer)}" for buffer, value in self.results)
-        symbol = name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$.]*", name) else json.dumps(name)
+        symbol = name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$.]*", name) else quoted(name)
         body = "".join(f"    {line}\n" for line in lines)
         return (
             f"module {{\n  func.func @{symbol}({arguments}) -> ({results}) {{\n{body}"
@@ -322,7 +321,7 @@ def _creation(buffer: ir.Buffer) -> int:
 
 
 def _named(buffer: ir.Buffer) -> str:
-    return f" {{stagedtensor.name = {json.dumps(buffer.name)}}}"
+    return f" {{stagedtensor.name = {quoted(buffer.name)}}}"
 
 
 # -- roles of converts ------------------------------------------------------------------------------------------------

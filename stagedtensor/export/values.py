@@ -38,6 +38,12 @@ def tensor_type(dims: Sequence[int], prec: Prec) -> str:
     return f"tensor<{''.join(f'{dim}x' for dim in dims)}{element(prec)}>"
 
 
+def quoted(text: str) -> str:
+    """Return a string literal of MLIR, whose only escapes for bytes are two hexadecimal digits."""
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in text.encode())
+    return f'"{"".join(plain)}"'
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """An SSA value: a number of its own (an argument has a name), its dims and format."""
@@ -97,7 +103,7 @@ class Lines:
         for at, line in enumerate(reversed(kept)):
             names[line.result.number] = f"%{at}"
             operands = [operand.argument or names[operand.number] for operand in line.operands]
-            where = f' loc("{line.location}")' if line.location else ""
+            where = f" loc({quoted(line.location)})" if line.location else ""
             printed.append(f"%{at} = {_filled(line.text, operands)}{where}")
         return printed, [value.argument or names[value.number] for value in results]
 

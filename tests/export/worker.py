@@ -31,8 +31,8 @@ def converts(operation: Any) -> list[tuple[str, str, str]]:
 
 
 def attribute(array: Any, type_: Any) -> Any:
-    """Return an argument; formats that a file does not know come as bytes."""
-    if array.dtype.kind != "V":
+    """Return an argument; formats that a file does not know come as bytes, and unsigned ones must be said to be so."""
+    if array.dtype.kind not in "Vu":
         return ir.DenseElementsAttr.get(array)
     return ir.DenseElementsAttr.get(array.view(f"u{array.itemsize}"), type=type_)
 
