@@ -19,6 +19,7 @@ from stagedtensor.codegen.passes.fuse import fuse
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.inline import inline
 from stagedtensor.codegen.passes.jam import jam
+from stagedtensor.codegen.passes.keep_rows import keep_rows
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
@@ -89,7 +90,7 @@ def generate(
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
     module = hoist(schedule(module, target, numerics))
     if fusion:
-        module = jam(module)
+        module = keep_rows(jam(module))
     if check:
         verify(module)
     return module

@@ -248,7 +248,7 @@ class BodyPrinter:
         pad = _INDENT * depth
         symbol = stmt.iterator.symbol
         stmt = clipped(stmt)
-        if self.vectors and in_vectors(stmt):
+        if self.vectors and in_vectors(stmt, self._printer.bounds):
             yield from self._vector_loop(stmt, depth)
             return
         extent = self._printer.index(stmt.iterator.extent).code
@@ -281,9 +281,12 @@ class BodyPrinter:
         """A loop in steps of one vector, and what is left of it one by one; short loops of lanes are written out."""
         pad, symbol = _INDENT * depth, stmt.iterator.symbol
         vectors = VectorPrinter(self._printer, symbol, self._give)
-        for place in starts(stmt):
-            yield from self._vector_steps(vectors, stmt, place, depth)
-        if starts(stmt):
+        if places := starts(stmt):
+            braced = len(places) > 1 and any(isinstance(part, Let) for part in stmt.body)
+            for place in places:
+                yield from (f"{pad}{{",) if braced else ()
+                yield from self._vector_steps(vectors, stmt, place, depth + braced)
+                yield from (f"{pad}}}",) if braced else ()
             return
         extent = constant(stmt.iterator.extent) or 0
         self.names.push()

@@ -19,7 +19,13 @@ from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
-from stagedtensor.codegen.prelude.vectors import FEATURE as VECTOR_FEATURE, vector_functions, vector_names
+from stagedtensor.codegen.prelude.vectors import (
+    FEATURE as VECTOR_FEATURE,
+    PUTS,
+    PUTS_END,
+    vector_functions,
+    vector_names,
+)
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.errors import InternalError
@@ -232,6 +238,9 @@ def _function(
         CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars, vectors=vectors
     )
     body = printer.body(proc.body, 1)
+    if PUTS & printer.used:
+        printer.used.add(PUTS_END)
+        body += f"    {PUTS_END}();\n"
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
     text = f"{heading}{signature_text(f'{KERNEL} {name}', parameters)} {{\n{body}}}\n"
     return text, printer.used, names.given

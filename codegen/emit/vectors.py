@@ -1,13 +1,14 @@
 """Loops printed with explicit vectors, where compilers would find worse code by themselves.
 
 In: a loop of independent iterations over adjacent cells. Out: its lines, sixteen iterations a step, by the functions of
-``prelude/vectors.h``; None for a loop that holds anything else, or nothing that profits (half precision, exponentials, bytes).
+``prelude/vectors.h``; None for a loop that holds anything else, or nothing that profits (half precision,
+exponentials, bytes, results too large for the cache).
 The same operations in the same order as the scalar text, so the same bits. Knows AVX-512 only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import constant, flat_index
@@ -47,16 +48,22 @@ _FUNCTIONS = {
 _TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
 _PROFIT = ("exp", "sigmoid")
 _MOST_UNROLLED = 4
+_LARGE = 1 << 25
+"""Bytes of a result from which it is written past the cache: several times what a core keeps for itself."""
 
 
-def in_vectors(loop: For) -> bool:
-    """Tell whether ``loop`` can and should be printed with vectors."""
+def in_vectors(loop: For, bounds: Mapping[Symbol, int]) -> bool:
+    """Tell whether ``loop`` can and should be printed with vectors; ``bounds`` are the limits of loop variables in scope."""
     if loop.kind not in ("lane", "vector", "parallel"):
         return False
     extent = constant(loop.iterator.extent)
     if extent is None or extent < CELLS or (loop.kind == "lane" and extent % CELLS):
         return False
-    return _Judge(loop).fits()
+    return _Judge(loop, bounds).fits()
+
+
+def _is_large(buffer: Buffer) -> bool:
+    return buffer.space == "global" and buffer.nbytes >= _LARGE
 
 
 def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol) -> int | None:
@@ -73,8 +80,9 @@ def _power_of_two(expr: Expr) -> int | None:
 class _Judge:
     """Which statements and expressions have vector text."""
 
-    def __init__(self, loop: For) -> None:
+    def __init__(self, loop: For, bounds: Mapping[Symbol, int]) -> None:
         self._lane = loop.iterator.symbol
+        self._bounds = {**bounds, self._lane: loop.iterator.bound}
         self._unrolled = loop.kind == "lane" and (constant(loop.iterator.extent) or 0) <= _MOST_UNROLLED * CELLS
         self._body = loop.body
         self._varying: set[Symbol] = {self._lane}
@@ -114,10 +122,11 @@ class _Judge:
         if _stride(stmt.buffer, stmt.indices, self._lane) != 1:
             return False
         value = stmt.value
+        self._profits |= _is_large(stmt.buffer)
         if stmt.buffer.type in (f16, bf16):
             if not isinstance(value, Cast) or value.saturate or value.flush or value.arg.type is not f32:
                 return False
-            self._profits |= stmt.buffer.type is f16
+            self._profits = True
             return self._value(value.arg)
         return stmt.buffer.type is f32 and self._value(value)
 
@@ -151,7 +160,7 @@ class _Judge:
                 self._profits |= arg.type is f16
                 return expr.type is f32
         if isinstance(arg, Cast) and expr.type is f32 and arg.type in (f16, bf16) and arg.arg.type is f32:
-            self._profits |= arg.type is f16
+            self._profits = True
             return not (arg.saturate or arg.flush) and self._value(arg.arg)
         if expr.type is i32 and arg.type is i64:
             return flat_index(_LINE, (arg,)).coefficient(self._lane) == 1 and not any(
@@ -168,13 +177,24 @@ class _Judge:
             test, *branches = args
             if not self._test(test) or not all(map(self._value, branches)):
                 return False
-            return all(part in self._sure for branch in branches for part in walk(branch) if isinstance(part, Load))
+            loads = (part for branch in branches for part in walk(branch) if isinstance(part, Load))
+            return all(load in self._sure or self._inside(load) for load in loads)
         if op in _INFIX:
             return (op != "div" or expr.type is f32) and all(map(self._value, args))
         if op in ("neg", "identity"):
             return self._value(args[0])
         self._profits |= op in _PROFIT
         return op in _FUNCTIONS and expr.type is f32 and all(map(self._value, args))
+
+    def _inside(self, load: Load) -> bool:
+        """Whether the cell exists at every point: its index is a sum of loop variables that stays in the buffer."""
+        flat = flat_index(load.buffer, load.indices)
+        greatest = flat.constant
+        for atom, factor in flat.terms:
+            if not isinstance(atom, Var) or atom.symbol not in self._bounds or factor < 0:
+                return False
+            greatest += factor * max(0, self._bounds[atom.symbol] - 1)
+        return flat.constant >= 0 and greatest < load.buffer.size
 
     def _test(self, expr: Expr) -> bool:
         if not self._varies(expr):
@@ -241,11 +261,12 @@ class VectorPrinter:
 
     def _store(self, stmt: Store) -> str:
         place = self._place(stmt.buffer, stmt.indices)
+        verb = "put" if _is_large(stmt.buffer) else "store"
         if stmt.buffer.type is f32:
-            return self._call("store_vf32", place, self._vector(stmt.value).code).code
+            return self._call(f"{verb}_vf32", place, self._vector(stmt.value).code).code
         assert isinstance(stmt.value, Cast)
         narrow = self._call(f"vf32_to_{stmt.buffer.type.name}", self._vector(stmt.value.arg).code)
-        return self._call("store_vu16", place, narrow.code).code
+        return self._call(f"{verb}_vu16", place, narrow.code).code
 
     def _vector(self, expr: Expr) -> Text:
         """A vector, also where every cell is the same."""

@@ -29,6 +29,34 @@ ST_FN st_vu16 st_load_vu16(const uint16_t *from) {
 }
 //! st_store_vu16 | needs st_vectors
 ST_FN void st_store_vu16(uint16_t *to, st_vu16 cells) { __builtin_memcpy(to, &cells, sizeof cells); }
+//! st_put_vf32 | needs st_store_vf32
+/* A store past the cache, for results that are too large to stay there; st_puts_end must follow. Whole lines only. */
+ST_FN void st_put_vf32(float *to, st_vf32 cells) {
+    if (((uintptr_t)to & 63u) != 0u)
+        st_store_vf32(to, cells);
+    else
+#if defined(__clang__)
+        __builtin_nontemporal_store(cells, (st_vf32 *)to);
+#else
+        __builtin_ia32_movntps512(to, cells);
+#endif
+}
+//! st_put_vu16 | needs st_store_vu16
+/* As st_put_vf32; two neighbours fill a line. */
+ST_FN void st_put_vu16(uint16_t *to, st_vu16 cells) {
+    typedef long long words __attribute__((vector_size(32)));
+    if (((uintptr_t)to & 31u) != 0u)
+        st_store_vu16(to, cells);
+    else
+#if defined(__clang__)
+        __builtin_nontemporal_store(cells, (st_vu16 *)to);
+#else
+        __builtin_ia32_movntdq256((words *)to, (words)cells);
+#endif
+}
+//! st_puts_end
+/* Stores past the cache are seen by other threads from here on. */
+ST_FN void st_puts_end(void) { __builtin_ia32_sfence(); }
 //! st_stream_u8_vi32 | needs st_vectors
 /* Sixteen bytes of a long stream, widened; asks for those to come. */
 ST_FN st_vi32 st_stream_u8_vi32(const uint8_t *from) {

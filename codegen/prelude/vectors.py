@@ -15,6 +15,10 @@ FEATURE = "avx512f"
 """The target feature that all of them need."""
 CELLS = 16
 """How many cells of 32 bits a vector has."""
+PUTS = frozenset({"st_put_vf32", "st_put_vu16"})
+"""Stores past the cache."""
+PUTS_END = "st_puts_end"
+"""What must stand between them and other threads' reads."""
 
 
 @cache

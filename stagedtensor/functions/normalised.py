@@ -40,10 +40,9 @@ def _softmax(x: Tensor, axis: Any) -> Tensor:
     top, total = _row_statistics(x, axes)
 
     def quotient(a: Access, m: Access, s: Access) -> Expr:
-        return Apply(
-            "where",
-            (Apply("eq", (s, NumberLiteral(0.0))), NumberLiteral(0.0), Apply("div", (_shifted_exp(a, m), s))),
-        )
+        # one division a row; s is 0 for a row of -inf alone, else at least 1
+        share = Apply("where", (Apply("eq", (s, NumberLiteral(0.0))), NumberLiteral(0.0), Apply("recip", (s,))))
+        return Apply("mul", (_shifted_exp(a, m), share))
 
     return apply_op(
         "softmax_quotient",

@@ -19,6 +19,7 @@ from stagedtensor.codegen.emit.c import CSource, emit_module
 from stagedtensor.codegen.interpret import run_module
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.jam import jam
+from stagedtensor.codegen.passes.keep_rows import keep_rows
 from stagedtensor.codegen.schedule import schedule
 from stagedtensor.codegen.verify import verify
 from stagedtensor.numerics import Numerics
@@ -91,7 +92,7 @@ def pool(threads: int) -> ThreadPool:
 def compiled(whole: ir.Module, target: Target | None = None) -> tuple[CSource, ctypes.CDLL]:
     """Schedule, verify, print and compile a module."""
     target = target or detect()
-    scheduled = jam(hoist(schedule(whole, target, Numerics())))
+    scheduled = keep_rows(jam(hoist(schedule(whole, target, Numerics()))))
     verify(scheduled)
     source = emit_module(scheduled, target, header=POOL_HEADER)
     library = load_library(
