@@ -47,7 +47,10 @@ class DimUse:
 
 
 class Constraint(Protocol):
-    """What the solver sweeps over."""
+    """What the solver works on."""
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield every variable that ``advance`` and ``uses`` look at, as far as they are known."""
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Propagate; return replacements when finished, None to be called again."""
@@ -81,6 +84,11 @@ class RowSplit(Plain):
     trailing: tuple[Dim, ...]
     owner: str
     where: Where
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield both rows."""
+        yield self.row
+        yield self.middle
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Split a known row, or assemble a known middle."""
@@ -123,6 +131,13 @@ class RowJoin:
     where: Where
     passed: Row | None = None
     silent: tuple[bool, ...] = ()
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield all rows; axes of size 1 suggest less than others, so the axes of known operands too."""
+        yield from self.operands
+        yield self.result
+        for row in self.operands:
+            yield from row.root.dims or ()
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer numbers of axes; hand over to one ``DimJoin`` per axis when all are known."""
@@ -204,6 +219,11 @@ class RowFits(Plain):
     where: Where
     opens: bool = True
 
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield both rows."""
+        yield self.operand
+        yield self.target
+
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Wait for both rows, then hand over to one ``DimFits`` per axis of the operand."""
         operand, target = self.operand.root, self.target.root
@@ -239,6 +259,11 @@ class DimJoin:
     result: Dim
     where: Where
     passed: Dim | None = None
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield all sizes."""
+        yield from self.operands
+        yield self.result
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer sizes from each other; units go along."""
@@ -303,6 +328,11 @@ class DimFits(Plain):
     target: Dim
     where: Where
     opens: bool = True
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield both sizes."""
+        yield self.operand
+        yield self.target
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer the target from a size other than 1, the operand from a target of 1."""

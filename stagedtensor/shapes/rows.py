@@ -1,14 +1,15 @@
 """Unknown sizes and rows: union-find variables that remember why they are what they are.
 
 In: equalities between sizes (``Dim``) and between rows (``Row``), each with the place that demands it. Out: the
-variables' values, or a ``ShapeError`` that names both sides. Knows nothing of nodes, specs or broadcasting.
+variables' values, or a ``ShapeError`` that names both sides. Whoever waits for a variable is noted with it, and every
+change says who has something to look at. Knows nothing of nodes, specs or broadcasting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stagedtensor.dims import DynamicDim
 from stagedtensor.errors import ShapeError
@@ -52,7 +53,7 @@ class Where:
 class Dim:
     """The size of one axis. ``minimum`` is the least size that fixed positions on it need."""
 
-    __slots__ = ("_link", "extent", "label", "label_reason", "minimum", "reason")
+    __slots__ = ("_link", "extent", "label", "label_reason", "minimum", "reason", "watchers")
 
     def __init__(self) -> None:
         self._link: Dim | None = None
@@ -61,6 +62,8 @@ class Dim:
         self.label: str | None = None
         self.label_reason: Reason | None = None
         self.minimum = 0
+        self.watchers: dict[Any, None] = {}
+        """Of the representative: who waits for it."""
 
     @property
     def root(self) -> Dim:
@@ -80,12 +83,16 @@ class Dim:
 class Row:
     """One row: unknown (``dims`` None) or a tuple of sizes."""
 
-    __slots__ = ("_link", "dims", "reason")
+    __slots__ = ("_link", "dims", "place", "reason", "watchers")
 
     def __init__(self, dims: tuple[Dim, ...] | None = None, reason: Reason | None = None) -> None:
         self._link: Row | None = None
         self.dims = dims
         self.reason = reason
+        self.place: tuple[int, Where] | None = None
+        """Of the representative: the first node it belongs to, by the node's number."""
+        self.watchers: dict[Any, None] = {}
+        """Of the representative: who waits for it."""
 
     @property
     def root(self) -> Row:
@@ -119,17 +126,33 @@ EQUAL_HINT = "make the sizes equal; a spec broadcasts nothing, a size of 1 inclu
 
 
 class Unknowns:
-    """Every change of a variable goes through here, so that a sweep knows whether anything moved."""
+    """Every change of a variable goes through here: ``woken`` collects the watchers of what changed, ``changed`` the variables.
+
+    Two variables that become one tell only those something who watch both, or who watched the one that knew less.
+    """
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.woken: dict[Any, None] = {}
+        self.changed: dict[Dim | Row, None] = {}
+
+    def _learn(self, root: Dim | Row) -> None:
+        self.woken.update(root.watchers)
+        self.changed[root] = None
+
+    def _join(self, kept: Dim | Row, given_up: Dim | Row) -> None:
+        """Note who watches what two variables have become."""
+        few, many = sorted((kept.watchers, given_up.watchers), key=len)
+        self.woken.update(dict.fromkeys(watcher for watcher in few if watcher in many))
+        many.update(few)
+        kept.watchers, given_up.watchers = many, {}
+        self.changed[kept] = self.changed[given_up] = None
 
     def set_extent(self, dim: Dim, extent: Extent, reason: Reason | None, where: Where, hint: str = EQUAL_HINT) -> None:
         """Give a size its value; a different earlier value is a ``ShapeError``."""
         root = dim.root
         if root.extent is None:
             root.extent, root.reason = extent, reason or where.reason
-            self.changes += 1
+            self._learn(root)
         elif root.extent != extent:
             raise where.error(
                 f"sizes {root.extent} and {extent} do not fit{_in_row(where)}",
@@ -148,7 +171,7 @@ class Unknowns:
         root = dim.root
         if root.label is None:
             root.label, root.label_reason = label, reason
-            self.changes += 1
+            self._learn(root)
         elif root.label != label:
             raise where.error(
                 f"axes labelled {root.label!r} and {label!r} do not go together{_in_row(where)}",
@@ -170,9 +193,11 @@ class Unknowns:
             self.set_extent(lhs, rhs.extent, rhs.reason, where)
         if rhs.label is not None:
             self.set_label(lhs, rhs.label, rhs.label_reason, where)
+        if (lhs.extent is not None and rhs.extent is None) or (lhs.label is not None and rhs.label is None):
+            self._learn(rhs)
         lhs.minimum = max(lhs.minimum, rhs.minimum)
         rhs._link = lhs
-        self.changes += 1
+        self._join(lhs, rhs)
 
     def unify_rows(self, lhs: Row, rhs: Row, where: Where) -> None:
         """Make two rows one, axis by axis."""
@@ -190,8 +215,12 @@ class Unknowns:
                 )
             for left, right in zip(lhs.dims, rhs.dims, strict=True):
                 self.unify(left, right, where)
+        elif lhs.dims is not None:
+            self._learn(rhs)
+        if rhs.place is not None and (lhs.place is None or rhs.place[0] < lhs.place[0]):
+            lhs.place = rhs.place
         rhs._link = lhs
-        self.changes += 1
+        self._join(lhs, rhs)
 
     def bind(self, row: Row, dims: tuple[Dim, ...], reason: Reason | None, where: Where) -> None:
         """Give a row its axes."""

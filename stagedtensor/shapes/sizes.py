@@ -6,7 +6,7 @@ A run-time extent passes only where the axis is taken whole (unit stride and dil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stagedtensor.dims import DynamicDim
@@ -44,6 +44,10 @@ class AffineSize(Plain):
     kernel: Dim
     term: Affine
     where: Where
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield the three sizes."""
+        yield from (self.axis, self.over, self.kernel)
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Solve for the one unknown size, or check."""
@@ -138,6 +142,10 @@ class SliceSize(Plain):
     term: Sliced
     where: Where
 
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield both sizes."""
+        yield from (self.axis, self.name)
+
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer the number of cells; check that they are inside the axis."""
         extent, term = self.axis.root.extent, self.term
@@ -175,6 +183,10 @@ class SumSize(Plain):
     axis: Dim
     parts: tuple[Dim, ...]
     where: Where
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield the whole and its parts."""
+        yield from (self.axis, *self.parts)
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer the one unknown of axis and parts, or check the sum."""
@@ -217,6 +229,12 @@ class SameProduct(Plain):
     flat: Row
     row: Row
     where: Where
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield both rows and the axes they have."""
+        for row in (self.flat, self.row):
+            yield row
+            yield from row.root.dims or ()
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Infer the one unknown size, or compare; run-time extents must lead both rows alike."""
@@ -271,6 +289,11 @@ class CellCount(Plain):
     row: Row
     dim: Dim
     where: Where
+
+    def mentions(self) -> Iterator[Row | Dim]:
+        """Yield the row, the axes it has, and the size."""
+        yield self.row
+        yield from (self.dim, *(self.row.root.dims or ()))
 
     def advance(self, unknowns: Unknowns) -> Sequence[Constraint] | None:
         """Wait for every size of the row."""

@@ -3,7 +3,7 @@
 In: nodes of a graph. Out: a ``ShapeSolution`` with the shape of every node of their connected component, or a
 ``ShapeError`` with both sides. Necessary consequences are propagated to a fixed point first; then, in rounds that do
 not depend on construction order, what is open takes the meet of what its uses suggest: terminals before results, rows
-before sizes. A parameter left undetermined is an error, anything else is empty or 1. Nothing is stored on nodes.
+before sizes. The work grows with the graph: each round looks at what the last one changed. A parameter left undetermined is an error, anything else is empty or 1. Nothing is stored on nodes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from stagedtensor.node import Node, Role
 from stagedtensor.source import Source
 from stagedtensor.statements import Scope
 
-from .constraints import Constraint, DimUse, RowSplit, RowUse
+from .choices import Choices, Clash
+from .constraints import DimUse, RowSplit, RowUse
 from .equations import ScopeEquations, ScopeVariables
 from .graph import Component, component, owner_of_shape
 from .rows import Dim, Extent, Reason, Row, Unknowns, Where
 from .solution import ScopeShapes, ShapeSolution, sized_axis
+from .worklist import WorkList
 
 __all__ = ["ScopeShapes", "ShapeSolution", "solve_shapes"]
 
@@ -77,7 +79,7 @@ def _solve_scope(scope: Scope, solution: ShapeSolution) -> ScopeShapes:
 
 
 class _Solver:
-    """One solve: the rows of every node, the constraints that wait, the captured sizes."""
+    """One solve: the rows of every node, the constraints that wait, what can be chosen next, the captured sizes."""
 
     def __init__(self, graph: Component, *, partial: bool = False) -> None:
         self.graph = graph
@@ -85,7 +87,8 @@ class _Solver:
         self.undetermined: ShapeError | None = None
         self.unknowns = Unknowns()
         self.rows: dict[Node, dict[RowKind, Row]] = {}
-        self.waiting: list[Constraint] = []
+        self.work = WorkList(self.unknowns)
+        self.choices = Choices(self.work)
         self.captures: dict[int, Dim] = {}
         self.variables: dict[Scope, ScopeVariables] = {}
 
@@ -106,6 +109,8 @@ class _Solver:
             self.fix(node, frozen.shape, reason)
             return
         self.rows[node] = {kind: Row() for kind in MEMORY_ORDER}
+        for kind, row in self.rows[node].items():
+            row.place = (node.number, Where(node.label, node.source, kind))
         if node.declared is None:
             return
         for kind in MEMORY_ORDER:
@@ -125,7 +130,7 @@ class _Solver:
                     row, tuple(dims), Reason(f"{kind} row declared for {node.label!r}", node.source), where
                 )
             elif dims:
-                self.waiting.append(RowSplit(row, (), Row(), tuple(dims), repr(node.label), where))
+                self.work.add([RowSplit(row, (), Row(), tuple(dims), repr(node.label), where)])
 
     def fix(self, node: Node, shape: Shape, reason: Reason) -> None:
         """Give a node a complete shape."""
@@ -161,7 +166,7 @@ class _Solver:
         neutral = self.graph.neutral
         equations = ScopeEquations(scope, self.row_of, lambda node: node in neutral, self.captured, self.unknowns)
         self.variables[scope] = equations.build()
-        self.waiting += equations.constraints
+        self.work.add(equations.constraints)
 
     # -- solving --------------------------------------------------------------------------------------------------
 
@@ -175,50 +180,31 @@ class _Solver:
         self._check_minimums()
 
     def _propagate(self) -> None:
-        backwards = False
-        while True:
-            before = self.unknowns.changes
-            remaining: list[Constraint] = []
-            for constraint in reversed(self.waiting) if backwards else self.waiting:
-                replaced = constraint.advance(self.unknowns)
-                if replaced is None:
-                    remaining.append(constraint)
-                else:
-                    remaining.extend(replaced)
-                    self.unknowns.changes += len(replaced)
-            self.waiting = remaining[::-1] if backwards else remaining
-            if self.unknowns.changes == before:
-                return
-            backwards = not backwards
+        self.work.propagate()
+        self.choices.refresh()
 
     def _results(self) -> set[Row | Dim]:
-        return {result for constraint in self.waiting for result in constraint.results()}
+        return {result for constraint in self.work.waiting for result in constraint.results()}
 
     def _decide_rows(self) -> bool:
         """Give open rows the number of axes that their uses suggest; say whether any was given."""
+        chosen = self.choices.rows.first()
+        if chosen:
+            return self._give_axes(chosen)
+        # Nothing but empty rows and sizes of 1 is left to go by; plain numbers do not count even then.
         uses: dict[Row, list[RowUse]] = {}
-        for constraint in self.waiting:
+        for constraint in self.work.ordered():
             for use in constraint.uses():
                 if isinstance(use, RowUse):
                     uses.setdefault(use.row.root, []).append(use)
-        results = self._results()
-        for of_results, complete in ((False, True), (True, True), (False, False), (True, False)):
-            chosen = {
-                row: rank
-                for row, found in uses.items()
-                if (row in results) is of_results and (rank := _meet_of_ranks(found, complete)) is not None
-            }
-            if chosen:
-                return self._give_axes(chosen)
-        # Nothing but empty rows and sizes of 1 is left to go by; plain numbers do not count even then.
         weak = {row: min(ranks) for row, found in uses.items() if (ranks := _weak_ranks(found))}
         return self._give_axes(dict.fromkeys(self._idle_inputs(), 0) | weak)
 
     def _give_axes(self, chosen: dict[Row, int]) -> bool:
-        places = self._places()
         for row, rank in chosen.items():
-            if row.root.dims is None:
-                where = places.get(row) or self._anywhere()
+            root = row.root
+            if root.dims is None:
+                where = root.place[1] if root.place is not None else self._anywhere()
                 reason = Reason(f"{where.row} row of {where.label}", where.source)
                 self.unknowns.bind(row, tuple(Dim() for _ in range(rank)), reason, where)
         return bool(chosen)
@@ -255,66 +241,52 @@ class _Solver:
 
     def _linked(self, rows: set[Row]) -> set[Row]:
         """Return the unknown rows that hang together with any of ``rows`` through constraints still waiting."""
-        groups: list[set[Row]] = []
-        for constraint in self.waiting:
+        groups: dict[Row, list[set[Row]]] = {}
+        for constraint in self.work.waiting:
             group = {use.row.root for use in constraint.uses() if isinstance(use, RowUse)}
             group |= {row for row in constraint.results() if isinstance(row, Row)}
             if isinstance(constraint, RowSplit):
                 group.add(constraint.row.root)
-            groups.append(group)
-        linked = set(rows)
-        while True:
-            wider = linked.union(*(group for group in groups if group & linked))
-            if wider == linked:
-                return linked
-            linked = wider
+            for row in group:
+                groups.setdefault(row, []).append(group)
+        linked, fresh = set(rows), list(rows)
+        while fresh:
+            wider = {row for group in groups.pop(fresh.pop(), ()) for row in group} - linked
+            linked |= wider
+            fresh += wider
+        return linked
 
     def _decide_dims(self) -> bool:
         """Give open sizes what their uses suggest; say whether any was given."""
-        uses: dict[Dim, list[DimUse]] = {}
-        for constraint in self.waiting:
-            for use in constraint.uses():
-                if isinstance(use, DimUse):
-                    uses.setdefault(use.dim.root, []).append(use)
-        results = self._results()
-        for of_results, complete in ((False, True), (True, True), (False, False), (True, False)):
-            chosen = {
-                dim: agreed
-                for dim, found in uses.items()
-                if (dim in results) is of_results and (agreed := self._meet(dim, found, complete)) is not None
-            }
-            if chosen:
-                break
-        else:
+        chosen = self.choices.dims.first()
+        if not chosen:
             # Only sizes of 1 are left to go by.
-            chosen = {dim: use for dim, found in uses.items() for use in found if use.weak}
-        for dim, use in chosen.items():
-            if use.extent is not None:
-                self.unknowns.set_extent(dim, use.extent, use.reason, use.where)
-            if use.label is not None and dim.root.label is None:
-                self.unknowns.set_label(dim, use.label, use.reason, use.where)
+            for constraint in self.work.ordered():
+                for use in constraint.uses():
+                    if isinstance(use, DimUse) and use.weak:
+                        chosen[use.dim.root] = use
+        for dim, agreed in chosen.items():
+            if isinstance(agreed, Clash):
+                raise self._disagreement(dim, agreed)
+        for dim, agreed in chosen.items():
+            if isinstance(agreed, DimUse):
+                if agreed.extent is not None:
+                    self.unknowns.set_extent(dim, agreed.extent, agreed.reason, agreed.where)
+                if agreed.label is not None and dim.root.label is None:
+                    self.unknowns.set_label(dim, agreed.label, agreed.reason, agreed.where)
         return bool(chosen)
 
-    def _meet(self, dim: Dim, uses: Sequence[DimUse], complete: bool) -> DimUse | None:
-        """Return the use whose size all uses agree on (1 agrees with anything); two sizes are an error."""
-        covers = [use for use in uses if use.covers]
-        relevant = covers or uses
-        if complete and any(use.extent is None for use in relevant):
-            return None
-        strong = [use for use in relevant if use.extent is not None and not use.weak]
-        for use in strong[1:]:
-            if use.extent != strong[0].extent:
-                name, where = self._name_of(dim), strong[0].where
-                raise where.error(
-                    f"{name} would have size {strong[0].extent} here and size {use.extent} in {use.where.label}",
-                    [
-                        (str(strong[0].extent), strong[0].reason),
-                        (str(use.extent), use.reason),
-                        (f"in {use.where.label}", Reason("used", use.where.source)),
-                    ],
-                    "the uses of an open axis must agree; declare its size, or use two parameters",
-                )
-        return strong[0] if strong else None
+    def _disagreement(self, dim: Dim, clash: Clash) -> ShapeError:
+        first, other = clash.first, clash.other
+        return first.where.error(
+            f"{self._name_of(dim)} would have size {first.extent} here and size {other.extent} in {other.where.label}",
+            [
+                (str(first.extent), first.reason),
+                (str(other.extent), other.reason),
+                (f"in {other.where.label}", Reason("used", other.where.source)),
+            ],
+            "the uses of an open axis must agree; declare its size, or use two parameters",
+        )
 
     def _default_dims(self) -> bool:
         unknown: dict[Dim, tuple[Node, RowKind, int]] = {}
@@ -363,15 +335,6 @@ class _Solver:
                         )
 
     # -- messages -------------------------------------------------------------------------------------------------
-
-    def _places(self) -> dict[Row, Where]:
-        """Return, for each unknown row of nodes, the first node it belongs to."""
-        places: dict[Row, Where] = {}
-        for node, rows in self.rows.items():
-            for kind, row in rows.items():
-                if row.root.dims is None:
-                    places.setdefault(row.root, Where(node.label, node.source, kind))
-        return places
 
     def _anywhere(self) -> Where:
         node = next(iter(self.rows))
@@ -431,17 +394,6 @@ class _Solver:
             if _is_known(*found.rows.values(), Row((*found.names.values(), *found.anonymous.values())))
         }
         return ShapeSolution(shapes, captures, origins, scopes, _solve_scope, self.undetermined)
-
-
-def _meet_of_ranks(uses: Sequence[RowUse], complete: bool) -> int | None:
-    covers = [use for use in uses if use.covers]
-    relevant = covers or uses
-    if complete and any(use.rank is None for use in relevant):
-        return None
-    ranks = [use.rank for use in relevant if use.rank is not None and (use.covers or not use.weak)]
-    if not ranks:
-        return None
-    return max(ranks) if covers else min(ranks)
 
 
 def _weak_ranks(uses: Sequence[RowUse]) -> list[int]:
