@@ -22,11 +22,15 @@ def block_of(kernel: ir.Proc) -> ir.Block:
     return kernel.body[0]
 
 
-def loads_of(expr: ir.Expr) -> Iterator[ir.Load]:
-    """Yield every load of an expression, parents first, repeated ones too."""
-    for part in ir.walk(expr):
-        if isinstance(part, ir.Load):
-            yield part
+def loads_of(expr: ir.Expr) -> tuple[ir.Load, ...]:
+    """Return every load of an expression, parents first, repeated ones too."""
+    inner = _loads_inside(expr)
+    return (expr, *inner) if isinstance(expr, ir.Load) else inner
+
+
+@ir.remembered
+def _loads_inside(expr: ir.Expr) -> tuple[ir.Load, ...]:
+    return tuple(part for part in ir.inside(expr) if isinstance(part, ir.Load))
 
 
 def loads(block: ir.Block) -> Iterator[ir.Load]:

@@ -34,9 +34,10 @@ at emission only, so no pass can capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from stagedtensor.codegen.layout import (
     ROW_MAJOR as ROW_MAJOR,
@@ -184,17 +185,16 @@ Expr: TypeAlias = Const | Var | Load | Cast | Apply | Fma
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Return the direct subexpressions."""
-    match expr:
-        case Load():
-            return expr.indices
-        case Cast():
-            return (expr.arg,)
-        case Apply():
-            return expr.args
-        case Fma():
-            return (expr.a, expr.b, expr.c)
-        case _:
-            return ()
+    kind = type(expr)
+    if kind is Apply:
+        return expr.args  # type: ignore[union-attr]
+    if kind is Load:
+        return expr.indices  # type: ignore[union-attr]
+    if kind is Cast:
+        return (expr.arg,)  # type: ignore[union-attr]
+    if kind is Fma:
+        return (expr.a, expr.b, expr.c)  # type: ignore[union-attr]
+    return ()
 
 
 def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
@@ -212,13 +212,41 @@ def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
             return expr
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
-    """Yield every subexpression, parents first."""
-    waiting = [expr]
-    while waiting:
-        part = waiting.pop()
-        yield part
-        waiting.extend(reversed(children(part)))
+def walk(expr: Expr) -> tuple[Expr, ...]:
+    """Return every subexpression, the expression itself included, parents first."""
+    return (expr, *inside(expr))
+
+
+Piece = TypeVar("Piece")
+Fact = TypeVar("Fact")
+
+
+def remembered(function: Callable[[Piece], Fact]) -> Callable[[Piece], Fact]:
+    """Keep what ``function`` finds out about a piece of code with the piece: code never changes, and passes ask again.
+
+    The fact must not hold the piece itself, which would then never be freed at once.
+    """
+    slot = f"fact {function.__name__}"
+
+    @wraps(function)
+    def remembering(piece: Piece) -> Fact:
+        facts = piece.__dict__
+        if slot not in facts:
+            facts[slot] = function(piece)
+        fact: Fact = facts[slot]
+        return fact
+
+    return remembering
+
+
+@remembered
+def inside(expr: Expr) -> tuple[Expr, ...]:
+    """Return every proper subexpression, parents first."""
+    found: list[Expr] = []
+    for part in children(expr):
+        found.append(part)
+        found.extend(inside(part))
+    return tuple(found)
 
 
 def index(value: int) -> Const:

@@ -41,6 +41,7 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
     children,
+    remembered,
     walk,
     with_children,
 )
@@ -273,22 +274,38 @@ def fresh_copy(piece: Stmt | Body) -> Stmt | Body:
 # -- inspection ---------------------------------------------------------------------------------------------------
 
 
+def bodies(stmt: Stmt) -> tuple[Body, ...]:
+    """Return the bodies that stand in a statement: those of loops and of a Tile, both branches of an If; not of Calls."""
+    match stmt:
+        case For() | Scan():
+            return (stmt.body,)
+        case If():
+            return (stmt.then, stmt.orelse)
+        case Tile():
+            return (stmt.loops,)
+        case _:
+            return ()
+
+
 def walk_stmts(body: Body) -> Iterator[Stmt]:
     """Yield every statement, parents first; the loops of a Tile and both branches of an If are entered, Calls are not."""
     for stmt in body:
         yield stmt
-        match stmt:
-            case For() | Scan():
-                yield from walk_stmts(stmt.body)
-            case If():
-                yield from walk_stmts(stmt.then)
-                yield from walk_stmts(stmt.orelse)
-            case Tile():
-                yield from walk_stmts(stmt.loops)
+        yield from _inside(stmt)
 
 
-def expressions(stmt: Stmt) -> Iterator[Expr]:
-    """Yield the whole expressions that stand in a statement itself, not those of statements inside it."""
+@remembered
+def _inside(stmt: Stmt) -> tuple[Stmt, ...]:
+    return tuple(inner for body in bodies(stmt) for inner in walk_stmts(body))
+
+
+@remembered
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """Return the whole expressions that stand in a statement itself, not those of statements inside it."""
+    return tuple(_expressions(stmt))
+
+
+def _expressions(stmt: Stmt) -> Iterator[Expr]:
     match stmt:
         case Block():
             yield from (item.extent for item in stmt.iterators)
@@ -350,6 +367,7 @@ def bound_symbols(body: Body) -> tuple[Symbol, ...]:
     return tuple(symbol for stmt in walk_stmts(body) for symbol in binders(stmt))
 
 
+@remembered
 def symbols_of(expr: Expr) -> tuple[Symbol, ...]:
     """Return the symbols an expression reads, each once, in order of appearance."""
     return tuple(dict.fromkeys(part.symbol for part in walk(expr) if isinstance(part, Var)))
@@ -366,35 +384,53 @@ def free_symbols(piece: Expr | Stmt | Body) -> tuple[Symbol, ...]:
         if isinstance(stmt, Assign):
             seen.setdefault(stmt.symbol)
         for expr in expressions(stmt):
-            for symbol in symbols_of(expr):
-                seen.setdefault(symbol)
+            seen.update(dict.fromkeys(symbols_of(expr)))
     return tuple(symbol for symbol in seen if symbol not in bound)
 
 
 def buffers_read(piece: Expr | Stmt | Body) -> tuple[Buffer, ...]:
     """Return the buffers that are loaded from, in order; a Call counts what its proc reads."""
-    if isinstance(piece, Expr):
-        return tuple(dict.fromkeys(part.buffer for part in walk(piece) if isinstance(part, Load)))
+    if not isinstance(piece, tuple):
+        return _loaded(piece) if isinstance(piece, Expr) else _read(piece)
+    return tuple(dict.fromkeys(buffer for stmt in piece for buffer in _read(stmt)))
+
+
+@remembered
+def _loaded(expr: Expr) -> tuple[Buffer, ...]:
+    return tuple(dict.fromkeys(part.buffer for part in walk(expr) if isinstance(part, Load)))
+
+
+@remembered
+def _read(stmt: Stmt) -> tuple[Buffer, ...]:
     seen: dict[Buffer, None] = {}
-    for stmt in walk_stmts(piece if isinstance(piece, tuple) else (piece,)):
-        for expr in expressions(stmt):
-            seen.update(dict.fromkeys(buffers_read(expr)))
-        if isinstance(stmt, Call):
-            seen.update(dict.fromkeys(_through_call(stmt, buffers_read(stmt.proc.body))))
+    for expr in expressions(stmt):
+        seen.update(dict.fromkeys(_loaded(expr)))
+    if isinstance(stmt, Call):
+        seen.update(dict.fromkeys(_through_call(stmt, buffers_read(stmt.proc.body))))
+    for body in bodies(stmt):
+        seen.update(dict.fromkeys(buffers_read(body)))
     return tuple(seen)
 
 
 def buffers_written(piece: Stmt | Body) -> tuple[Buffer, ...]:
     """Return the buffers that are stored to, in order; a Call counts what its proc writes."""
+    if not isinstance(piece, tuple):
+        return _written(piece)
+    return tuple(dict.fromkeys(buffer for stmt in piece for buffer in _written(stmt)))
+
+
+@remembered
+def _written(stmt: Stmt) -> tuple[Buffer, ...]:
     seen: dict[Buffer, None] = {}
-    for stmt in walk_stmts(piece if isinstance(piece, tuple) else (piece,)):
-        match stmt:
-            case Store():
-                seen.setdefault(stmt.buffer)
-            case Block():
-                seen.update(dict.fromkeys(store.buffer for store in stmt.stores))
-            case Call():
-                seen.update(dict.fromkeys(_through_call(stmt, buffers_written(stmt.proc.body))))
+    match stmt:
+        case Store():
+            seen.setdefault(stmt.buffer)
+        case Block():
+            seen.update(dict.fromkeys(store.buffer for store in stmt.stores))
+        case Call():
+            seen.update(dict.fromkeys(_through_call(stmt, buffers_written(stmt.proc.body))))
+    for body in bodies(stmt):
+        seen.update(dict.fromkeys(buffers_written(body)))
     return tuple(seen)
 
 
