@@ -19,7 +19,7 @@ from .functions.convolution import avg_pool2d, conv2d, global_avg_pool2d, max_po
 from .functions.convolution_nd import conv1d, conv3d, conv_transpose1d
 from .functions.dropout import dropout
 from .functions.einsum import einsum
-from .functions.indexing import concat, gather, narrow, one_hot, permute, reshape, transpose
+from .functions.indexing import concat, gather, narrow, one_hot, permute, positions, reshape, transpose
 from .functions.layout import flatten, index_select, pad2d, split, squeeze, tril, unfold, unsqueeze, upsample2d
 from .functions.normalised import layer_norm, log_softmax, logsumexp, rms_norm, softmax
 from .functions.pointwise import (
@@ -301,6 +301,7 @@ __all__ = [
     "permute",
     "place",
     "placeholder",
+    "positions",
     "power",
     "precision",
     "prod",

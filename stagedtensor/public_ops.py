@@ -251,6 +251,7 @@ _ROWS: tuple[PublicOp, ...] = (
     _unary("argmax", reductions.argmax, MATRIX, POSITION),
     _unary("argmin", reductions.argmin, MATRIX, POSITION),
     PublicOp("one_hot", lambda ids: indexing.one_hot(ids, 5), (Values((4,), ids=5),), "its operand is an integer"),
+    _unary("positions", lambda a: indexing.positions(a, ("output", -1)), MATRIX, POSITION),
     _unary("stop_gradient", pointwise.stop_gradient, VECTOR, "what it is for: nothing behind it is trained"),
 )  # fmt: skip
 

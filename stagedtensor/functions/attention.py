@@ -16,7 +16,7 @@ from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 from stagedtensor.terminals import constant
 
 from .axes import solved_shape
-from .indexing import concat, narrow
+from .indexing import concat, gather, narrow, positions
 from .normalised import softmax
 from .pointwise import where
 
@@ -108,7 +108,14 @@ def rope(x: TensorLike, *, base: float = 10000.0) -> Tensor:
     features = shape.output[1].size
     angles = rotary_angles(shape.batch[-1].size, features, base)
     cos, sin = (
-        constant(table.astype(np.float32)[:, None, :], batch=1, output=2, label=name)
+        token_table(table.astype(np.float32)[:, None, :], tensor, name)
         for table, name in ((np.cos(angles), "rope_cos"), (np.sin(angles), "rope_sin"))
     )
     return _rope(tensor, cos, sin, features // 2)
+
+
+def token_table(table: TensorLike, x: Tensor, label: str) -> Tensor:
+    """Return the first rows of ``table`` (greatest extent, ...) along the tokens of ``x``: ``tokens | -> ...``."""
+    if solved_shape(x).batch[-1].dynamic is None:
+        return constant(table, batch=1, label=label)
+    return gather(constant(table, output=1, input=np.ndim(table) - 1, label=label), positions(x))

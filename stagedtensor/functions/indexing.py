@@ -8,6 +8,7 @@ from typing import Any
 
 from stagedtensor.dims import MEMORY_ORDER, RowKind
 from stagedtensor.errors import PrecisionError, ShapeError
+from stagedtensor.precision import i32
 from stagedtensor.source import user_source
 from stagedtensor.specs import (
     AxisTerm,
@@ -114,6 +115,29 @@ def gather(table: TensorLike, ids: TensorLike) -> Tensor:
         lambda t, _: t,
         slots=(Slot.DATA, Slot.INDEX),
         text=f"{source.label}[{where.label}]",
+    )
+
+
+def positions(x: TensorLike, axis: Any = ("batch", -1)) -> Tensor:
+    """0 .. n-1 along one axis of ``x``, by default the tokens of a sequence: ``n | ->`` in i32.
+
+    The axis stays in its row, and a dynamic extent stays dynamic: ``gather(table, positions(x))`` reads a row per token.
+    """
+    tensor = lift(x)
+    kind, at = one_axis(tensor, axis, "positions")
+    count = at if at >= 0 else -at - 1
+    here = Name("position")
+    others = tuple(Name(f"axis{number}") for number in range(count))
+    full = RowSpec((*others, here), kind) if at >= 0 else RowSpec((), kind, (here, *others))
+    rows = ShapeSpec(**{name: RowSpec((here,)) if name == kind else RowSpec() for name in MEMORY_ORDER})
+    return apply_op(
+        "positions",
+        (tensor,),
+        Spec((with_row(kind, full),), rows),
+        lambda _: IterValue("position"),
+        slots=(Slot.PREDICATE,),
+        rule=None,
+        prec=i32,
     )
 
 

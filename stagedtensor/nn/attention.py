@@ -6,14 +6,13 @@ import numpy as np
 
 from stagedtensor.blocks import block
 from stagedtensor.errors import ShapeError
-from stagedtensor.functions.attention import attention, rope
+from stagedtensor.functions.attention import attention, rope, token_table
 from stagedtensor.functions.axes import solved_shape
 from stagedtensor.functions.einsum import einsum
-from stagedtensor.functions.indexing import gather
-from stagedtensor.precision import i32
+from stagedtensor.functions.indexing import gather, positions
 from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor, lift
-from stagedtensor.terminals import constant, normal, param
+from stagedtensor.terminals import normal, param
 
 from .dense import dense
 from .layer import Layer, whole
@@ -78,8 +77,7 @@ def learned_positions(count: int, width: int | None = None) -> Layer:
                 f"learned_positions: {x.label!r} has {tokens} tokens, the table {count} positions "
                 f"({user_source().quoted()})"
             )
-        ids = constant(np.arange(tokens), batch=1, prec=i32, label="positions")
-        return x + gather(table, ids)
+        return x + gather(table, positions(x))
 
     return apply
 
@@ -95,4 +93,4 @@ def sinusoidal_positions(x: Tensor, *, base: float = 10000.0) -> Tensor:
     width = row[0].size
     angles = np.arange(tokens)[:, None] * base ** (-np.arange(0, width, 2) / width)[None, :]
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(tokens, width)
-    return x + constant(table.tolist(), batch=1, label="sinusoids")
+    return x + token_table(table.tolist(), x, "sinusoids")

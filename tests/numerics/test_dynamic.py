@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stagedtensor as st
+from stagedtensor import nn
 
 from .running import (
     FUSED,
@@ -258,3 +260,29 @@ def test_scatter_of_gradients(prec: str) -> None:
     ]
     (found,) = assert_same_everywhere(build, settings)
     assert_same_bits(found, expected.astype(found.dtype), "scatter")
+
+
+@pytest.mark.parametrize("kind", ["learned", "rotary", "sinusoidal"])
+def test_sequences_of_any_length_have_their_positions(kind: str) -> None:
+    """One routine for all lengths up to the maximum computes what a routine for that length alone does."""
+
+    def network(ids: st.Tensor) -> st.Tensor:
+        if kind != "sinusoidal":
+            y: st.Tensor = nn.gpt(11, width=8, layers=1, heads=2, tokens=8, rotary=kind == "rotary")(ids)
+            return y
+        return nn.sinusoidal_positions(nn.embedding(11, 8)(ids))
+
+    def results(length: int, tokens: Any, before: Sequence[int] = ()) -> list[Any]:
+        with st.Session(), st.Context("cpu") as ctx:
+            ids = st.placeholder("ids", batch=[2, tokens], prec=st.i32)
+            loss = st.mean(network(ids) ** 2)
+            step = ctx.compile(st.grad_update(loss), name="step")
+            ctx.init_params(loss, seed=1)
+            for n in (*before, length):
+                ctx.set_values(ids, np.arange(2 * n).reshape(2, n) % 11)
+                ctx.run(step)
+            return [ctx.get_values(loss), *(ctx.get_values(p.grad) for p in loss.params if p.grad is not None)]
+
+    alone, shared = results(5, 5), results(5, st.dynamic("length", max=8), before=(8, 3))
+    for expected, found in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
