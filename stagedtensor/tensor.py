@@ -191,6 +191,11 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
         return lifted
     if isinstance(value, Encoded):
         return encoded_constant(value, label)
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        raise TypeError(
+            f"a {type(value).__name__} of tensors is no tensor; join them with st.concat([a, b], axis=...) "
+            f"({user_source().quoted()})"
+        )
     data, prec = ingest(value)
     axes = tuple(DeclaredAxis(size) for size in data.shape)
     role = Role.LITERAL if prec is None else Role.CONSTANT

@@ -142,3 +142,10 @@ def test_a_printed_routine_fits_the_terminal_and_is_one_line_a_kernel_elsewhere(
         at = next(number for number, text in enumerate(shown) if text.startswith(kernel.name))
         assert kernel.path in " ".join(part.strip() for part in shown[at : at + 6])
     assert (tmp_path / "step.txt").read_text().splitlines() == lines
+
+
+def test_a_list_of_tensors_is_told_about_concat() -> None:
+    x = st.placeholder("x", batch=[4], output=[3])
+    for call in (lambda: st.sum([x, x]), lambda: x + [x, 1.0], lambda: st.relu((x, x))):  # noqa: RUF005
+        with pytest.raises(TypeError, match=r"(list|tuple) of tensors(?s:.*)st\.concat(?s:.*)test_first_mistakes"):
+            call()
