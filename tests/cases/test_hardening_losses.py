@@ -100,6 +100,26 @@ def test_a_mask_broadcasts_and_cells_without_weight_do_not_count(device: str, sh
 
 
 @both_devices
+@pytest.mark.parametrize("prec", [st.u8, st.u16, st.u32, st.u64, st.i8, st.i16, st.i32, st.i64], ids=str)
+def test_labels_and_ids_of_any_integer_type_stay_inside(device: str, prec: st.Prec) -> None:
+    """The ends of the type are out of range: the upper half of u64 is no negative number, and no memory of others is read."""
+    ends = np.iinfo(prec.numpy_dtype)
+    labels = np.array([ends.min, 0, 1, 2, ends.max], prec.numpy_dtype)
+    clamped = np.array([0, 0, 1, 2, 2])
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    with program(device) as p:
+        x, y = p.input(np.tile(LOGITS[1], (5, 1)), batch=1), p.input(labels, prec, batch=1)
+        rows = p.input(table.T, requires_grad=True)
+        read = st.gather(st.einsum("d, n => | d -> n", rows), y)
+        (slope,) = p.gradients(st.sum(read), rows)
+        costs, found, hot = p.run(st.cross_entropy(x, y, reduction="none"), read, st.one_hot(y, 3))
+    np.testing.assert_allclose(costs, -log_probabilities(LOGITS[1:2])[0, clamped], rtol=1e-6)
+    np.testing.assert_array_equal(found, table[clamped])
+    np.testing.assert_array_equal(slope, np.tile(np.bincount(clamped), (2, 1)))
+    np.testing.assert_array_equal(hot, (labels[:, None] == np.arange(3)).astype(np.float32))
+
+
+@both_devices
 def test_joining_many_tensors_takes_no_cubic_time(device: str) -> None:
     """Each of the 150 parts is one statement; none looks at the blocks of the others."""
     parts: list[Any] = [np.full(2, number, np.float32) for number in range(150)]
