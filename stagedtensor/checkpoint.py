@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .conversion import convert
-from .errors import CheckpointError
+from .errors import CheckpointError, PrecisionError
 from .gguf_tensors import is_gguf, read_gguf
 from .loss_scaler import LossScaler, validated_state
 from .node import Node, Role
@@ -186,14 +186,19 @@ class _Plan:
                 self.missing.append(name if stored == name else f"{name} (as {stored})")
                 continue
             self.used.add(stored)
-            array = file.arrays[stored]
+            array, prec = file.arrays[stored], file.precisions[stored]
             if change is not None:
-                array = np.asarray(change(array))
+                array = _changed(name, change, array)
+                try:
+                    prec = precision(array.dtype)
+                except PrecisionError:
+                    self.mismatched.append(f"{name}: its function made an array of dtype {array.dtype}, which no format is")
+                    continue
             shape = shapes.shape(node)
             if array.shape != shape.dims:
                 self.mismatched.append(f"{name}: expected shape {shape.dims} ({shape}), the file has {array.shape}")
                 continue
-            self._take(name, array, file.precisions[stored], precisions.prec(node), convert)
+            self._take(name, array, prec, precisions.prec(node), convert)
 
     def _take(self, name: str, array: Array, stored: Prec, prec: Prec, may_convert: bool) -> None:
         if stored is not prec:
@@ -203,6 +208,16 @@ class _Plan:
             array = convert(array, prec)
             self.converted.append(name)
         self.arrays[name] = array
+
+
+def _changed(name: str, change: Callable[[Array], Array], array: Array) -> Array:
+    try:
+        return np.asarray(change(array))
+    except Exception as error:
+        raise CheckpointError(
+            f"names: the function for {name!r} failed on an array of shape {array.shape}: {type(error).__name__}: {error}\n"
+            f"  {user_source().quoted()}\n  nothing was loaded"
+        ) from error
 
 
 def _parameters(loss: Tensor | Iterable[Tensor]) -> dict[str, Node]:
@@ -244,9 +259,27 @@ def _windows(scaler: LossScaler | None) -> dict[str, Node]:
 def _sources(names: NameMap | None, wanted: Mapping[str, Node]) -> dict[str, Source]:
     if names is None:
         return {}
-    if not isinstance(names, Mapping):
-        found = ((name, names(name)) for name in wanted)
-        return {name: source for name, source in found if source is not None}
+    if isinstance(names, Mapping):
+        _check_keys(names, wanted)
+        found: dict[str, Any] = dict(names)
+    elif callable(names):
+        found = {name: source for name in wanted if (source := names(name)) is not None}
+    else:
+        raise TypeError(
+            f"names is a dictionary or a function from names here to names in the file, not {type(names).__name__} "
+            f"({user_source().quoted()})"
+        )
+    for name, source in found.items():
+        pair = isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], str) and callable(source[1])
+        if not pair and not isinstance(source, str):
+            raise TypeError(
+                f"names: {name!r} stands for {source!r}; expected a name in the file, or (name, function of the array) "
+                f"({user_source().quoted()})"
+            )
+    return found
+
+
+def _check_keys(names: Mapping[str, Any], wanted: Mapping[str, Node]) -> None:
     unknown = [name for name in names if name not in wanted]
     if unknown:
         hints = [hint for name in unknown for hint in difflib.get_close_matches(name, wanted, 1)]
@@ -255,7 +288,6 @@ def _sources(names: NameMap | None, wanted: Mapping[str, Node]) -> dict[str, Sou
             + (f"; near: {', '.join(hints)}" if hints else "")
             + f"\n  {user_source().quoted()}\n  the keys are names of this program, the values those in the file"
         )
-    return dict(names)
 
 
 def _near_names(plan: _Plan) -> str:

@@ -328,6 +328,30 @@ def test_weights_of_another_project(tmp_path: Path) -> None:
             st.load(path, ctx, y, names={"conv2d.w": "nowhere"})
 
 
+@pytest.mark.parametrize(
+    ("names", "error", "text"),
+    [
+        (["w"], TypeError, "a dictionary or a function"),
+        ({"dense.w": 5}, TypeError, r"'dense.w' stands for 5; expected a name in the file"),
+        ({"dense.w": ("w",)}, TypeError, "expected a name in the file"),
+        (lambda name: 5, TypeError, "stands for 5"),
+        ({"dense.w": ("w", lambda a: a.reshape(7))}, CheckpointError, r"'dense.w' failed(?s:.*)ValueError(?s:.*)nothing was"),
+        ({"dense.w": ("w", lambda a: a * 1j)}, CheckpointError, "dense.w: its function made an array of dtype complex"),
+        ({"dense.w": ("w", lambda a: a.astype(np.int8))}, CheckpointError, "dense.w: expected f32, the file has i8"),
+    ],
+)
+def test_a_wrong_map_of_names_loads_nothing(tmp_path: Path, names: Any, error: type[Exception], text: str) -> None:
+    path = tmp_path / "theirs.safetensors"
+    save_file({"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)}, path)
+    with st.Session(), st.Context("reference") as ctx:
+        y = nn.dense(2)(st.placeholder("x", batch=[1], output=[3]))
+        if isinstance(names, dict):
+            names = {"dense.b": "b", **names}
+        with pytest.raises(error, match=text):
+            st.load(path, ctx, y, names=names)
+        assert not any(map(ctx.is_initialized, y.params))
+
+
 def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     with st.Session(), st.Context("reference") as ctx:
