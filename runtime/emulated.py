@@ -299,7 +299,7 @@ def host_source(emitted: CudaSource) -> str:
     """Return the translation unit: the emulation header, the routine's text unchanged, and a caller per kernel."""
     header = (files("stagedtensor.runtime") / "emulator" / "emulator.h").read_text(encoding="utf-8")
     callers = []
-    for kernel in emitted.kernels:
+    for kernel in {kernel.name: kernel for kernel in emitted.kernels}.values():
         types = [f"{'' if buffer in kernel.writes else 'const '}{buffer.type.c_type} *" for buffer in kernel.buffers]
         types += ["const int64_t *"] * kernel.scalars
         values = ", ".join(f"*({c_type}*)arguments[{at}]" for at, c_type in enumerate(types))

@@ -8,8 +8,8 @@ graph is replayed. Chooses no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant
 from stagedtensor.codegen.emit.body import BodyPrinter, loop_name
@@ -23,6 +23,7 @@ from stagedtensor.codegen.emit.c import (
 )
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter, Level, Text
 from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -78,7 +79,7 @@ class CudaDialect:
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One kernel as printed.
+    """One kernel as launched. Kernels that differ in names alone are one function, with one ``name`` and ``text``.
 
     ``buffers`` are its pointer arguments in order; ``scalars`` tells whether a pointer to the routine's scalars follows.
     ``lines`` are its first and last in the whole text, from 1.
@@ -123,22 +124,30 @@ class CudaSource:
 def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None = None) -> CudaSource:
     """Print a scheduled module as CUDA C++; ``prelude=False`` leaves out what stands before the kernels."""
     plan = plan_memory(module) if plan is None else plan
-    names = Names(_BUILT_IN)
+    names, shared = Names(_BUILT_IN), Shared()
     used: set[str] = set()
-    printed = []
+    printed: list[_Printed] = []
+    functions: dict[str, _Printed] = {}
     for proc in module.kernels:
         kernel = _kernel(proc, names.give(proc, proc.name), plan, module.scalars)
-        used |= kernel.used
+        first = shared.find(kernel.text, kernel.name, kernel.given)
+        if first is None:
+            functions[kernel.name] = kernel
+            used |= kernel.used
+        else:
+            names.take_back(proc)
+            kernel = replace(kernel, name=first, text=functions[first].text)
         printed.append(kernel)
     head = _head(used) if prelude else ""
     line = head.count("\n") + 1
-    kernels = []
-    for item in printed:
+    lines: dict[str, tuple[int, int]] = {}
+    for name, item in functions.items():
         last = line + item.text.count("\n") - 1
-        kernels.append(item.placed((line, last)))
+        lines[name] = (line, last)
         line = last + 2
-    text = head + "\n".join(item.text for item in printed)
-    return CudaSource(text, tuple(kernels), module.external, module.scalars, plan.peak, plan)
+    text = head + "\n".join(item.text for item in functions.values())
+    kernels = tuple(item.placed(lines[item.name]) for item in printed)
+    return CudaSource(text, kernels, module.external, module.scalars, plan.peak, plan)
 
 
 def _head(used: set[str]) -> str:
@@ -155,6 +164,7 @@ class _Printed:
     writes: frozenset[Buffer]
     scalars: bool
     used: set[str]
+    given: Set[str]
 
     def placed(self, lines: tuple[int, int]) -> CudaKernel:
         shared = sum(
@@ -203,7 +213,7 @@ def _kernel(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...]
     bounds = f"{launch.threads}, {launch.resident}" if launch.resident else str(launch.threads)
     start = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}'
     text = f"{heading}{signature_text(start, parameters)} {{\n{opening}{body}}}\n"
-    return _Printed(proc, name, text, tuple(given), frozenset(written), bool(needed), printer.used)
+    return _Printed(proc, name, text, tuple(given), frozenset(written), bool(needed), printer.used, names.given)
 
 
 class CudaExpressions(ExpressionPrinter):

@@ -96,3 +96,22 @@ def test_out_of_memory_names_the_largest_buffers(monkeypatch: pytest.MonkeyPatch
             st.errors.ContextError, match=r"too little memory for 1000 cells of f32(.|\n)*100 cells of f32"
         ):
             ctx.compile([x + x, st.placeholder("y", output=[1000]) * 2.0])
+
+
+def test_layers_of_one_shape_share_their_kernels(pretended: Any) -> None:
+    found = {}
+    for device in ("reference", "cuda"):
+        with st.Session(), st.Context(device) as ctx:
+            h = x = st.placeholder("x", batch=[8], output=[16])
+            for at in range(3):
+                h = st.tanh(st.param(f"w{at}", output=[16]) @ h).named(f"h{at}")
+            ctx.init_params(h, seed=0)
+            routine = ctx.compile(h)
+            ctx.set_values(x, np.random.default_rng(0).standard_normal((8, 16)))
+            ctx.run(routine)
+            found[device] = ctx.get_values(h)
+    np.testing.assert_allclose(found["cuda"], found["reference"], rtol=1e-6, atol=1e-6)
+    assert [kernel.name for kernel in routine.kernels] == ["h0", "h1", "h1"]
+    assert ["w1" in kernel.reads for kernel in routine.kernels] == [False, True, False]
+    assert ["w2" in kernel.reads for kernel in routine.kernels] == [False, False, True]
+    assert routine.source.count("__global__") == 2
