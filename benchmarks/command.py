@@ -133,7 +133,7 @@ def plan(arguments: argparse.Namespace) -> runner.Plan:
         effort=QUICK_EFFORT if quick else Effort(),
         cached=not quick,
         memory=not arguments.no_memory,
-        profile=not quick,
+        profile=not quick or arguments.write_docs is not None,
     )
 
 

@@ -15,15 +15,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import stagedtensor as st
+from stagedtensor.benchmarks import torch_arm
+from stagedtensor.benchmarks.ours import model
+from stagedtensor.benchmarks.workloads import LOSS_SCALE, MOMENTUM, PRECISIONS, WORKLOADS, Start, Workload, start
 
 torch: Any = None
 """The peer, imported by :func:`main`; without it only our own side is run."""
@@ -32,7 +34,7 @@ BUDGET_S = 330.0
 """Seconds after which no further workload starts."""
 PEAK = {"sm_80": 312, "sm_90": 989, "sm_100": 2250}
 """Dense 16-bit tensor-core TFLOP/s, for the share of peak."""
-UNITS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}
+UNITS = {"f16": 2.0**-11, "bf16": 2.0**-8, "tf32": 2.0**-11, "f32": 2.0**-24}
 
 
 @dataclass
@@ -58,6 +60,11 @@ class Bench:
     device: str
     quick: bool
     rounds: int
+    began: float = field(default_factory=time.perf_counter)
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return BUDGET_S - (time.perf_counter() - self.began)
 
     @property
     def timed(self) -> bool:
@@ -114,14 +121,16 @@ def finished(row: Row) -> Row:
 def products(bench: Bench) -> Iterator[Row]:
     """Square products; a sample of the results is checked against f64."""
     for size in (64,) if bench.quick else (512, 1024, 2048, 4096, 8192):
-        for prec in ("f16", "bf16", "f32"):
+        for prec in ("f16", "bf16", "tf32", "f32"):
             if prec == "f32" and size > 4096:
                 continue
+            stored = "f32" if prec == "tf32" else prec
             rng = np.random.default_rng(0)
             left, right = (rng.standard_normal((size, size), np.float32) for _ in range(2))
-            with st.Session(), st.Context(bench.device) as ctx:
-                a = st.placeholder("a", output=[size], input=[size], prec=prec)
-                b = st.placeholder("b", output=[size], input=[size], prec=prec)
+            numerics = st.Numerics(tf32_matmul=prec == "tf32")
+            with st.Session(), st.Context(bench.device, numerics=numerics) as ctx:
+                a = st.placeholder("a", output=[size], input=[size], prec=stored)
+                b = st.placeholder("b", output=[size], input=[size], prec=stored)
                 c = a @ b
                 routine = ctx.compile(c)
                 ctx.set_values(a, left)
@@ -131,29 +140,33 @@ def products(bench: Bench) -> Iterator[Row]:
                 rows = rng.integers(0, size, 32)
                 x, y = (ctx.get_values(t).astype(np.float64) for t in (a, b))
                 exact = x[rows] @ y
-                bound = 2 * size * 2.0**-24 * (np.abs(x[rows]) @ np.abs(y)) + 2 * UNITS[prec] * np.abs(exact)
+                # operands lose bits in tf32, results in the narrow formats, sums a little everywhere
+                lost = 2 * size * 2.0**-24 + (2 * UNITS["tf32"] if prec == "tf32" else 0)
+                bound = lost * (np.abs(x[rows]) @ np.abs(y)) + 2 * UNITS[stored] * np.abs(exact)
                 error = float((np.abs(found[rows] - exact) / bound).max())
                 path = routine.kernels[0].path
-            dtype = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[prec]
+            dtype = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[stored]
             theirs = None
             if torch is not None and bench.timed:
                 p, q = (torch.tensor(cells, device="cuda").to(getattr(torch, dtype)) for cells in (left, right))
+                torch.backends.cuda.matmul.allow_tf32 = prec == "tf32"
                 theirs = bench.theirs(partial(torch.matmul, p, q))
+                torch.backends.cuda.matmul.allow_tf32 = False
             flops = 2 * size**3 / ours * 1e-6
             yield finished(
-                Row(f"product {size}", prec, ours, theirs, error=error, counts=error <= 1, path=path, share=share(bench, flops))
+                Row(f"product {size}", prec, ours, theirs, error=error, counts=error <= 1, path=path, share=share(bench, prec, flops))
             )
 
 
-def share(bench: Bench, tflops: float) -> float | None:
-    """Return which part of the device's peak that is."""
-    if not bench.timed:
+def share(bench: Bench, prec: str, tflops: float) -> float | None:
+    """Return which part of the tensor cores' peak that is; None for plain f32, which does not use them."""
+    if not bench.timed or prec == "f32":
         return None
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     peak = PEAK.get(f"sm_{properties['major']}{properties['minor']}")
-    return None if peak is None else round(tflops / peak, 3)
+    return None if peak is None else round(tflops / (peak / 2 if prec == "tf32" else peak), 3)
 
 
 def streams(bench: Bench) -> Iterator[Row]:
@@ -230,35 +243,36 @@ def attention(bench: Bench) -> Iterator[Row]:
         yield finished(Row("attention", prec, ours, theirs, error=error, counts=error <= 1))
 
 
-NETWORKS = {"mlp-small": ((64, 128, 128, 10), 32), "mlp-mid": ((784, 1024, 1024, 10), 128), "mlp-wide": ((256, 1024, 1024, 10), 256)}
-RATE, MOMENTUM = 0.05, 0.9
+NETWORKS = ("mlp-small", "gpt2_mini", "cifar_conv", "mlp-mid", "gpt-mini", "conv", "mlp_wide", "lenet")
+"""In the order of what they tell, for time may run out."""
+TINY: tuple[Workload, ...] = (
+    Mlp("tiny mlp", (12, 16, 10), 8),
+    Convolutions("tiny conv", (10, 10, 2), (4,), (10,), batch=2, kernel=3),
+    Gpt("tiny gpt", 1, 16, 2, 8, 12, 2),
+)
+"""One of each kind, small enough for the emulator."""
 
 
 def training(bench: Bench) -> Iterator[Row]:
-    """Whole steps of dense networks, SGD with momentum, f32 masters; f16 with dynamic loss scaling, skips on the device."""
-    for label, (widths, batch) in list(NETWORKS.items())[: 1 if bench.quick else None]:
-        for prec in ("f32", "bf16", "f16"):
-            rng = np.random.default_rng(0)
-            start = [
-                (rng.uniform(-1, 1, (after, before)).astype(np.float32) / np.sqrt(before), np.zeros(after, np.float32))
-                for before, after in pairwise(widths)
-            ]
-            xs = rng.standard_normal((batch, widths[0])).astype(np.float32)
-            ys = rng.integers(0, widths[-1], batch).astype(np.int32)
+    """Whole steps, SGD with momentum, f32 masters; f16 with dynamic loss scaling, skips on the device."""
+    for workload in TINY if bench.quick else [WORKLOADS[name] for name in NETWORKS]:
+        begin = start(workload)
+        for prec in ("bf16", "f16", "f32"):
             with st.Session(), st.Context(bench.device) as ctx:
-                step, read = our_step(ctx, prec, start, xs, ys)
+                step, read = our_step(ctx, prec, workload, begin)
                 losses = followed(step, read)
                 ours = bench.ours(ctx, step)
             theirs = compiled = error = None
             if torch is not None and bench.timed:
-                run, last = their_step(prec, start, xs, ys, compiled=False)
+                run, last = their_step(prec, workload, begin, compiled=False)
                 their_losses = followed(run, last)
                 error = max(abs(a - b) / abs(b) for a, b in zip(losses, their_losses, strict=True))
                 theirs = bench.theirs(run)
-                compiled = bench.theirs(their_step(prec, start, xs, ys, compiled=True)[0])
+                if bench.left() > BUDGET_S / 3:  # compiling takes torch a minute
+                    compiled = bench.theirs(their_step(prec, workload, begin, compiled=True)[0])
             tolerance = {"f32": 2e-3, "bf16": 4e-3, "f16": 2e-3}[prec]
             counts = losses[-1] < losses[0] and (error is None or error <= tolerance)
-            yield finished(Row(f"step {label}", prec, ours, theirs, compiled, error=error, counts=counts))
+            yield finished(Row(f"step {workload.name}", prec, ours, theirs, compiled, error=error, counts=counts))
 
 
 def followed(step: Callable[[], Any], read: Callable[[], float]) -> list[float]:
@@ -271,54 +285,40 @@ def followed(step: Callable[[], Any], read: Callable[[], float]) -> list[float]:
 
 
 def our_step(
-    ctx: st.Context, prec: str, start: Sequence[tuple[Any, Any]], xs: Any, ys: Any
+    ctx: st.Context, prec: str, workload: Workload, begin: Start
 ) -> tuple[Callable[[], Any], Callable[[], float]]:
-    """Return one step and the reader of its loss."""
-    x = st.placeholder("x", batch=[len(xs)], output=[xs.shape[1]])
-    y = st.placeholder("y", batch=[len(xs)], prec=st.i32)
-    h = x
-    with st.master_weights(None if prec == "f32" else prec):
-        layers = [(st.param(f"w{at}", init=w), st.param(f"b{at}", init=b)) for at, (w, b) in enumerate(start)]
-        for at, (w, b) in enumerate(layers):
-            h = w @ h + b
-            if at < len(layers) - 1:
-                h = st.relu(h)
-    loss = st.cross_entropy(h, y)
-    if prec != "f32":
-        st.PrecisionPolicy(activation=prec, grad=prec).apply(loss)
-    scaler = st.LossScaler(init_scale=2.0**12)
+    """Return one step on the first batch, and the reader of its loss."""
+    x, y, loss = model(workload, prec)
+    scaler = st.LossScaler(init_scale=LOSS_SCALE)
     if prec == "f16":
-        _, comp = st.gated_scaled_update(scaler, loss, RATE, momentum=MOMENTUM)
+        _, comp = st.gated_scaled_update(scaler, loss, workload.rate, momentum=MOMENTUM)
     else:
-        comp = st.sequence(st.grad_update(loss), st.sgd_update(loss, RATE, momentum=MOMENTUM))
+        comp = st.sequence(st.grad_update(loss), st.sgd_update(loss, workload.rate, momentum=MOMENTUM))
     ctx.init_params(loss)
     routine = ctx.compile(comp, name=f"step_{prec}")
-    ctx.set_values(x, xs)
-    ctx.set_values(y, ys)
+    for p in loss.params:
+        ctx.set_values(p, begin.parameters[p.label])
+    for t, cells in zip((x, y), begin.batches[0], strict=True):
+        ctx.set_values(t, cells)
     return partial(ctx.run, routine), lambda: float(ctx.get_values(loss))
 
 
 def their_step(
-    prec: str, start: Sequence[tuple[Any, Any]], xs: Any, ys: Any, *, compiled: bool
+    prec: str, workload: Workload, begin: Start, *, compiled: bool
 ) -> tuple[Callable[[], None], Callable[[], float]]:
     """Return the same step in torch, and the reader of its loss."""
-    modules: list[Any] = []
-    for at, (w, b) in enumerate(start):
-        linear = torch.nn.Linear(w.shape[1], w.shape[0], device="cuda")
-        with torch.no_grad():
-            linear.weight.copy_(torch.tensor(w))
-            linear.bias.copy_(torch.tensor(b))
-        modules += [linear] if at == len(start) - 1 else [linear, torch.nn.ReLU()]
-    net = torch.nn.Sequential(*modules)
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
+    p = {name: t.cuda().requires_grad_() for name, t in torch_arm.parameters(workload, begin).items()}
+    optimizer = torch.optim.SGD(p.values(), lr=workload.rate, momentum=MOMENTUM, fused=True)
     dtype = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}[prec]
-    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12, enabled=prec == "f16")
-    x, y = torch.tensor(xs, device="cuda"), torch.tensor(ys, device="cuda").long()
+    scaler = torch.amp.GradScaler("cuda", init_scale=LOSS_SCALE, enabled=prec == "f16")
+    x, y = (t.cuda() for t in torch_arm.batches(workload, begin)[0])
+    network = torch_arm.forward(workload, by_hand=False)
     last: list[Any] = [None]
 
     def forward() -> Any:
         with torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            return torch.nn.functional.cross_entropy(net(x), y)
+            logits = network(p, x)
+        return torch.nn.functional.cross_entropy(logits.float(), y)
 
     if compiled:
         forward = torch.compile(forward, mode="reduce-overhead")
@@ -347,27 +347,31 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def main() -> None:
+def measured(bench: Bench) -> list[Row]:
+    """Run every workload that the budget allows; print each row as it comes."""
+    rows: list[Row] = []
+    for group in (products, streams, attention, training):
+        for row in group(bench):
+            rows.append(row)
+            print(table(rows[-1:]).splitlines()[1], flush=True)
+            if bench.left() <= 0:
+                print("out of time: the rest is left out")
+                return rows
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--json", type=Path, help="write the rows here too")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     global torch
     with contextlib.suppress(ImportError):
         torch = importlib.import_module("torch")
-    bench = Bench(args.device, args.quick, args.rounds)
-    began = time.perf_counter()
-    rows: list[Row] = []
-    for group in (products, streams, attention, training):
-        for row in group(bench):
-            rows.append(row)
-            print(table(rows[-1:]).splitlines()[1], flush=True)
-            if time.perf_counter() - began > BUDGET_S:
-                print("out of time: the rest is left out")
-                break
+    rows = measured(Bench(args.device, args.quick, args.rounds))
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")

@@ -34,7 +34,7 @@ from stagedtensor.runtime.thread_pool import available_cpus
 class Plan:
     """What to measure: names of workloads, precisions, numbers of threads and arms, and how thoroughly.
 
-    ``cached`` compiles a second time from the cache, ``memory`` measures peak memory, ``profile`` our kernels.
+    ``cached`` has torch compile a second time, from its cache; ``memory`` measures peak memory, ``profile`` our kernels.
     """
 
     workloads: tuple[str, ...]
