@@ -202,6 +202,12 @@ def _divided(expr: Apply, bounds: Bounds) -> Affine:
         first = constant(expr.args[0].args[1])
         if first is not None and first > 0:
             return affine(floor_divide(expr.args[0].args[0], first * divisor), bounds)
+    if whole.terms and bounds:
+        left = _divided(Apply(expr.op, (to_expr(rest), index(divisor)), i64), bounds)
+        if expr.op == "mod":
+            return left
+        quotient = Affine(tuple((atom, factor // divisor) for atom, factor in whole.terms))
+        return _sum(((quotient, 1), (left, 1)))
     return Affine(((Apply(expr.op, (to_expr(inner), index(divisor)), i64), 1),))
 
 
@@ -211,10 +217,21 @@ def _stays_below(value: Affine, limit: int, bounds: Bounds) -> bool:
     if greatest < 0:
         return False
     for atom, factor in value.terms:
-        if not isinstance(atom, Var) or atom.symbol not in bounds or factor < 0:
+        most = _greatest(atom, bounds)
+        if most is None or factor < 0:
             return False
-        greatest += factor * max(0, bounds[atom.symbol] - 1)
+        greatest += factor * most
     return greatest < limit
+
+
+def _greatest(atom: Expr, bounds: Bounds) -> int | None:
+    """The greatest value of a loop variable, or of a quotient of one; None where it is unknown or may be negative."""
+    if isinstance(atom, Var) and atom.symbol in bounds:
+        return max(0, bounds[atom.symbol] - 1)
+    if isinstance(atom, Apply) and atom.op == "floordiv":
+        most, divisor = _greatest(atom.args[0], bounds), constant(atom.args[1])
+        return None if most is None or not divisor or divisor < 0 else most // divisor
+    return None
 
 
 def _recombine(value: Affine) -> Affine:

@@ -13,8 +13,10 @@ from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Pro
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
+from stagedtensor.codegen.schedule.congruent import solve_congruences
 from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
+from stagedtensor.codegen.schedule.twins import narrow_in_place
 from stagedtensor.codegen.schedule.widened import WideCopies
 from stagedtensor.numerics import Numerics
 
@@ -27,7 +29,7 @@ def schedule(module: Module, target: TargetInfo, numerics: Numerics) -> Module:
     ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it.
     """
     constants = machine(target)
-    module = hold_wide(module, constants)
+    module = hold_wide(narrow_in_place(solve_congruences(module)), constants)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
     copies = WideCopies()

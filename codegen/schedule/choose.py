@@ -41,7 +41,7 @@ from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
 from stagedtensor.codegen.schedule.split import combinable, split
 from stagedtensor.codegen.schedule.transpose import fits, transposing
-from stagedtensor.codegen.schedule.widened import WideCopies, narrow_load
+from stagedtensor.codegen.schedule.widened import WideCopies, narrow_load, rounds
 from stagedtensor.precision import f32
 
 _MOST_SCRATCH = 1 << 28
@@ -208,7 +208,9 @@ def _contraction(
         or _lanes_filled(width, machine.lanes(prec)) < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
         or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
         or (
-            height >= _ROWS_THAT_REPAY and not _is_plain(roles.column_operand) and not narrow_load(roles.column_operand)
+            height >= _ROWS_THAT_REPAY
+            and not _is_plain(roles.column_operand)
+            and (rounds(roles.column_operand) or not narrow_load(roles.column_operand))
         )
     )
     if unit and _repeats(block, roles.column_operand) > _MOST_REPEATS:
@@ -225,7 +227,9 @@ def _contraction(
         block = _replace_operand(block, old, new)
         return new
 
-    if _pays_to_widen(block, roles.row_operand, width):
+    pack_rows = not in_place and _pays_to_pack_rows(block, roles, shape, width)
+    # What is copied into panels anyway is widened there.
+    if _pays_to_widen(block, roles.row_operand, width) and (not pack_rows or copies.has(roles.row_operand)):
         wide, nest = _widened(roles.row_operand, copies, machine)
         roles = replace(roles, row_operand=exchanged(roles.row_operand, wide))
         nests += nest
@@ -244,7 +248,7 @@ def _contraction(
             nests.append(_pack_nest(packed, machine))
             exchanged(roles.column_operand, packed.operand)
             shape, packs = replace(shape, padded_columns=True), packs + 1
-    if row is not None and block.guard is None and not in_place and _pays_to_pack_rows(block, roles, row, shape, width):
+    if row is not None and pack_rows:
         packed = _packed(block, roles.row_operand, row, shape.rows)
         if packed is not None:
             nests.append(_pack_nest(packed, machine))
@@ -354,11 +358,14 @@ def _pack_nest(packed: Packed, machine: Machine) -> Nest:
     return _nest(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
 
 
-def _pays_to_pack_rows(block: Block, roles: _Roles, row: BlockIterator, shape: TileShape, width: int) -> bool:
+def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int) -> bool:
     """Rows are read by broadcast, so only a far stride along k, or work per value repeated by panels, is worth a copy."""
-    if width <= shape.columns or row.bound < 2 * shape.rows or points(block.reduce) < 64:
+    row = roles.row
+    if row is None or block.guard is not None or width <= shape.columns:
         return False
-    if not _is_plain(roles.row_operand):
+    if row.bound < 2 * shape.rows or points(block.reduce) < 64:
+        return False
+    if not _is_plain(roles.row_operand) and not narrow_load(roles.row_operand):
         return width >= 4 * shape.columns
     inner = block.reduce[-1]
     steps = [stride(load, inner.symbol) for load in loads_in(roles.row_operand)]

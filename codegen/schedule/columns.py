@@ -53,6 +53,7 @@ from stagedtensor.codegen.schedule.nest import (
     point,
     rename,
     stores,
+    to_threads,
 )
 from stagedtensor.codegen.schedule.rows import updates_in_place
 from stagedtensor.precision import i64
@@ -129,8 +130,7 @@ def columns(
     starts = _starts(row_axis, column_axis)
     body = [*starts.lets, *body, *tile.sums(starts), *tile.finalise(starts)]
     order = _order(block, tile, rows_outside=rows_outside)
-    outer = next((item for item in order if item.bound >= 4), max(order, key=lambda item: item.bound, default=None))
-    return _outer(order, body, outer if parallel else None), _describe(block, shape, row)
+    return _outer(order, body, to_threads(order) if parallel and order else None), _describe(block, shape, row)
 
 
 def blocked_columns(

@@ -143,6 +143,17 @@ def accesses(block: Block) -> tuple[tuple[Buffer, Affine], ...]:
     return tuple(found)
 
 
+_UNEVEN = 9 / 8
+
+
+def to_threads(iterators: Sequence[BlockIterator]) -> BlockIterator:
+    """Return the iterator whose steps are dealt out to threads: the first long enough, and even enough for two of them."""
+    for item in iterators:
+        if item.bound >= 4 and -(-item.bound // 2) * 2 <= _UNEVEN * item.bound:
+            return item
+    return max(iterators, key=lambda item: item.bound)
+
+
 # -- collapsing ---------------------------------------------------------------------------------------------------
 
 

@@ -146,7 +146,13 @@ def test_quotient_and_remainder_fold() -> None:
     value = ir.Apply("add", (ir.Apply("mul", (ir.Var(t), ir.index(8)), i64), ir.Var(j)), i64)
     assert to_expr(affine(floor_divide(value, 8), {j: 8})) == ir.Var(t)
     assert to_expr(affine(modulo(value, 8), {j: 8})) == ir.Var(j)
-    assert affine(floor_divide(value, 8), {j: 9}).terms[0][0] == floor_divide(value, 8)
+    assert affine(floor_divide(value, 8), {j: 9}).terms == ((ir.Var(t), 1), (floor_divide(ir.Var(j), 8), 1))
+    assert affine(floor_divide(value, 8)).terms == ((floor_divide(value, 8), 1),)
+    # a view of [.., 4, 16] cells behind a tile of 64
+    tile = ir.Apply("add", (ir.Apply("mul", (ir.Var(t), ir.index(64)), i64), ir.Var(j)), i64)
+    split = (floor_divide(tile, 64), modulo(floor_divide(tile, 16), 4), modulo(tile, 16))
+    view = ir.Buffer("view", f32, (9, 4, 16))
+    assert flat_index(view, split, {t: 9, j: 64}).same_as(affine(tile))
 
 
 def test_zero_extent_reduction_gives_the_initial_state() -> None:

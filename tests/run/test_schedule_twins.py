@@ -1,0 +1,100 @@
+"""Narrow twins that their readers round themselves: same bits, fewer passes over memory, and where a twin must stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule.twins import narrow_in_place
+from stagedtensor.numerics import Numerics
+from stagedtensor.precision import Prec, bf16, f16, f32
+from stagedtensor.runtime.target import target
+from tests.run.blocks import (
+    apply,
+    axis,
+    contraction,
+    load,
+    module,
+    random_array,
+    run_c,
+    run_reference,
+    same_bits,
+    store,
+)
+
+W, X, Y = ir.Buffer("w", f32, (48, 80)), ir.Buffer("x", f32, (64, 80)), ir.Buffer("y", f32, (64, 48))
+DX = ir.Buffer("dx", f32, (64, 80))
+
+
+def cast_of(twin: ir.Buffer) -> ir.Block:
+    i, k = axis("i", 48), axis("k", 80)
+    return ir.Block(twin.name, (i, k), (store(twin, (i, k), load(W, i, k)),), origins=(ir.Origin("cast(w)", "model.py:1"),))
+
+
+def step() -> ir.Block:
+    """The master changes in place."""
+    i, k = axis("i", 48), axis("k", 80)
+    return ir.Block("step", (i, k), (store(W, (i, k), apply("mul", load(W, i, k), ir.Const(0.5, f32))),))
+
+
+def agree(whole: ir.Module) -> None:
+    arrays = {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)}
+    expected = run_reference(whole, arrays)
+    for threads in (1, 3):
+        got = run_c(whole, arrays, threads=threads)
+        for buffer in whole.external:
+            assert same_bits(got[buffer], expected[buffer]), (buffer.name, threads)
+
+
+def names(whole: ir.Module) -> list[str]:
+    return [kernel.name for kernel in whole.kernels]
+
+
+@pytest.mark.parametrize("prec", [bf16, f16])
+def test_forward_and_backward_round_the_master(prec: Prec) -> None:
+    twin = ir.Buffer("twin", prec, (48, 80))
+    forward = contraction(X, twin, Y, (64, 48, 80), "NT")
+    backward = contraction(Y, twin, DX, (64, 80, 48), "NN")
+    whole = module(cast_of(twin), forward, backward, step(), temporaries=(twin,))
+    changed = narrow_in_place(whole)
+    assert names(changed) == ["y", "dx", "step"]
+    assert changed.temporaries == ()
+    assert next(origin.text for origin in changed.kernels[0].body[0].origins) == "cast(w)"  # type: ignore[union-attr]
+    assert not any(kernel.name.startswith("twin") for kernel in schedule(whole, target("avx512"), Numerics()).kernels)
+    agree(whole)
+
+
+def test_a_reader_behind_the_masters_change_comes_first() -> None:
+    twin = ir.Buffer("twin", bf16, (48, 80))
+    backward = contraction(Y, twin, DX, (64, 80, 48), "NN")
+    whole = module(cast_of(twin), step(), backward, temporaries=(twin,))
+    assert names(narrow_in_place(whole)) == ["dx", "step"]
+    agree(whole)
+
+
+def test_a_reader_that_must_stay_behind_keeps_the_twin() -> None:
+    """The reader's other operand is made from the changed master."""
+    twin = ir.Buffer("twin", bf16, (48, 80))
+    i, b = axis("i", 48), axis("b", 64)
+    other = ir.Block("y", (b, i), (store(Y, (b, i), ir.Load(W, (ir.Var(i.symbol), ir.index(0)))),))
+    backward = contraction(Y, twin, DX, (64, 80, 48), "NN")
+    whole = module(cast_of(twin), step(), other, backward, temporaries=(twin,))
+    assert narrow_in_place(whole) is whole
+    agree(whole)
+
+
+def test_few_uses_keep_the_twin() -> None:
+    """Four rows would round every cell four times over and copy nothing."""
+    twin = ir.Buffer("twin", bf16, (48, 80))
+    few, out = ir.Buffer("few", f32, (4, 48)), ir.Buffer("out", f32, (4, 80))
+    whole = module(cast_of(twin), contraction(few, twin, out, (4, 80, 48), "NN"), temporaries=(twin,))
+    assert narrow_in_place(whole) is whole
+    agree(whole)
+
+
+def test_a_twin_that_the_context_sees_stays() -> None:
+    twin = ir.Buffer("twin", bf16, (48, 80))
+    whole = module(cast_of(twin), contraction(X, twin, Y, (64, 48, 80), "NT"))
+    assert narrow_in_place(whole) is whole
+    agree(whole)
