@@ -206,8 +206,8 @@ def _divided(expr: Apply, bounds: Bounds) -> Affine:
         left = _divided(Apply(expr.op, (to_expr(rest), index(divisor)), i64), bounds)
         if expr.op == "mod":
             return left
-        quotient = Affine(tuple((atom, factor // divisor) for atom, factor in whole.terms))
-        return _sum(((quotient, 1), (left, 1)))
+        taken_out = Affine(tuple((atom, factor // divisor) for atom, factor in whole.terms))
+        return _sum(((taken_out, 1), (left, 1)))
     return Affine(((Apply(expr.op, (to_expr(inner), index(divisor)), i64), 1),))
 
 
