@@ -25,7 +25,17 @@ import numpy as np
 import stagedtensor as st
 from stagedtensor.benchmarks import torch_arm
 from stagedtensor.benchmarks.ours import model
-from stagedtensor.benchmarks.workloads import LOSS_SCALE, MOMENTUM, PRECISIONS, WORKLOADS, Start, Workload, start
+from stagedtensor.benchmarks.workloads import (
+    LOSS_SCALE,
+    MOMENTUM,
+    WORKLOADS,
+    Convolutions,
+    Gpt,
+    Mlp,
+    Start,
+    Workload,
+    start,
+)
 
 torch: Any = None
 """The peer, imported by :func:`main`; without it only our own side is run."""
@@ -60,6 +70,8 @@ class Bench:
     device: str
     quick: bool
     rounds: int
+    peer: str = "cuda"
+    """Torch's device."""
     began: float = field(default_factory=time.perf_counter)
 
     def left(self) -> float:
@@ -99,6 +111,10 @@ class Bench:
             return None
         for _ in range(5):
             run()
+        if self.peer != "cuda":
+            began = time.perf_counter()
+            run()
+            return (time.perf_counter() - began) * 1e6
         torch.cuda.synchronize()
         times = []
         for _ in range(self.rounds):
@@ -121,12 +137,13 @@ def finished(row: Row) -> Row:
 def products(bench: Bench) -> Iterator[Row]:
     """Square products; a sample of the results is checked against f64."""
     for size in (64,) if bench.quick else (512, 1024, 2048, 4096, 8192):
+        rng = np.random.default_rng(0)
+        left, right = (rng.standard_normal((size, size), np.float32) for _ in range(2))
+        rows = rng.integers(0, size, 32)
         for prec in ("f16", "bf16", "tf32", "f32"):
             if prec == "f32" and size > 4096:
                 continue
             stored = "f32" if prec == "tf32" else prec
-            rng = np.random.default_rng(0)
-            left, right = (rng.standard_normal((size, size), np.float32) for _ in range(2))
             numerics = st.Numerics(tf32_matmul=prec == "tf32")
             with st.Session(), st.Context(bench.device, numerics=numerics) as ctx:
                 a = st.placeholder("a", output=[size], input=[size], prec=stored)
@@ -137,7 +154,6 @@ def products(bench: Bench) -> Iterator[Row]:
                 ctx.set_values(b, right)
                 ours = bench.ours(ctx, partial(ctx.run, routine))
                 found = ctx.get_values(c).astype(np.float64)
-                rows = rng.integers(0, size, 32)
                 x, y = (ctx.get_values(t).astype(np.float64) for t in (a, b))
                 exact = x[rows] @ y
                 # operands lose bits in tf32, results in the narrow formats, sums a little everywhere
@@ -148,7 +164,7 @@ def products(bench: Bench) -> Iterator[Row]:
             dtype = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[stored]
             theirs = None
             if torch is not None and bench.timed:
-                p, q = (torch.tensor(cells, device="cuda").to(getattr(torch, dtype)) for cells in (left, right))
+                p, q = (torch.tensor(cells, device=bench.peer).to(getattr(torch, dtype)) for cells in (left, right))
                 torch.backends.cuda.matmul.allow_tf32 = prec == "tf32"
                 theirs = bench.theirs(partial(torch.matmul, p, q))
                 torch.backends.cuda.matmul.allow_tf32 = False
@@ -192,10 +208,11 @@ def streams(bench: Bench) -> Iterator[Row]:
             error = float((np.abs(found - exact) / (4 * UNITS[prec] * (np.abs(exact) + np.abs(given) + 1) + 8 * 2.0**-24)).max())
             theirs = compiled = copy = None
             if torch is not None and bench.timed:
-                data = torch.tensor(values, device="cuda").to(torch.float32 if prec == "f32" else torch.bfloat16)
+                data = torch.tensor(values, device=bench.peer).to(torch.float32 if prec == "f32" else torch.bfloat16)
                 target = torch.empty_like(data)
                 theirs = bench.theirs(partial(reference, data))
-                compiled = bench.theirs(partial(torch.compile(reference), data))
+                if bench.peer == "cuda":
+                    compiled = bench.theirs(partial(torch.compile(reference), data))
                 copy = bench.theirs(partial(target.copy_, data))
             part = None if copy is None else round(copy / ours, 3)
             yield finished(Row(label, prec, ours, theirs, compiled, share=part, error=error, counts=error <= 1))
@@ -238,7 +255,7 @@ def attention(bench: Bench) -> Iterator[Row]:
         theirs = None
         if torch is not None and bench.timed:
             dtype = torch.float16 if prec == "f16" else torch.bfloat16
-            data = [torch.tensor(cells, device="cuda").to(dtype) for cells in values]
+            data = [torch.tensor(cells, device=bench.peer).to(dtype) for cells in values]
             theirs = bench.theirs(partial(torch.nn.functional.scaled_dot_product_attention, *data))
         yield finished(Row("attention", prec, ours, theirs, error=error, counts=error <= 1))
 
@@ -264,12 +281,12 @@ def training(bench: Bench) -> Iterator[Row]:
                 ours = bench.ours(ctx, step)
             theirs = compiled = error = None
             if torch is not None and bench.timed:
-                run, last = their_step(prec, workload, begin, compiled=False)
+                run, last = their_step(bench, prec, workload, begin, compiled=False)
                 their_losses = followed(run, last)
                 error = max(abs(a - b) / abs(b) for a, b in zip(losses, their_losses, strict=True))
                 theirs = bench.theirs(run)
-                if bench.left() > BUDGET_S / 3:  # compiling takes torch a minute
-                    compiled = bench.theirs(their_step(prec, workload, begin, compiled=True)[0])
+                if bench.peer == "cuda" and bench.left() > BUDGET_S / 3:  # compiling takes torch a minute
+                    compiled = bench.theirs(their_step(bench, prec, workload, begin, compiled=True)[0])
             tolerance = {"f32": 2e-3, "bf16": 4e-3, "f16": 2e-3}[prec]
             counts = losses[-1] < losses[0] and (error is None or error <= tolerance)
             yield finished(Row(f"step {workload.name}", prec, ours, theirs, compiled, error=error, counts=counts))
@@ -304,19 +321,19 @@ def our_step(
 
 
 def their_step(
-    prec: str, workload: Workload, begin: Start, *, compiled: bool
+    bench: Bench, prec: str, workload: Workload, begin: Start, *, compiled: bool
 ) -> tuple[Callable[[], None], Callable[[], float]]:
     """Return the same step in torch, and the reader of its loss."""
-    p = {name: t.cuda().requires_grad_() for name, t in torch_arm.parameters(workload, begin).items()}
+    p = {name: t.to(bench.peer).requires_grad_() for name, t in torch_arm.parameters(workload, begin).items()}
     optimizer = torch.optim.SGD(p.values(), lr=workload.rate, momentum=MOMENTUM, fused=True)
     dtype = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}[prec]
-    scaler = torch.amp.GradScaler("cuda", init_scale=LOSS_SCALE, enabled=prec == "f16")
-    x, y = (t.cuda() for t in torch_arm.batches(workload, begin)[0])
+    scaler = torch.amp.GradScaler(bench.peer, init_scale=LOSS_SCALE, enabled=prec == "f16")
+    x, y = (t.to(bench.peer) for t in torch_arm.batches(workload, begin)[0])
     network = torch_arm.forward(workload, by_hand=False)
     last: list[Any] = [None]
 
     def forward() -> Any:
-        with torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        with torch.autocast(bench.peer, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             logits = network(p, x)
         return torch.nn.functional.cross_entropy(logits.float(), y)
 
@@ -360,6 +377,13 @@ def measured(bench: Bench) -> list[Row]:
     return rows
 
 
+def find_torch() -> Any:
+    """Return torch, or None where it is not installed."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("torch")
+    return None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -369,8 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows here too")
     args = parser.parse_args(arguments)
     global torch
-    with contextlib.suppress(ImportError):
-        torch = importlib.import_module("torch")
+    torch = find_torch()
     rows = measured(Bench(args.device, args.quick, args.rounds))
     print(table(rows))
     if args.json:

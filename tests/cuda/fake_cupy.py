@@ -6,6 +6,7 @@ current. It follows CuPy's documented signatures.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -82,6 +83,27 @@ class Stream:
         assert self.recorded is None, "a capture does not allow waiting"
 
 
+class Event:
+    """A moment of a stream."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        assert isinstance(stream, Stream)
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.at is not None, "nothing was recorded"
+
+
+def elapsed(first: Event, last: Event) -> float:
+    """Milliseconds between two events."""
+    assert first.at is not None
+    assert last.at is not None
+    return (last.at - first.at) * 1e3
+
+
 class Device:
     """A device that is current while entered."""
 
@@ -156,6 +178,8 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
     cuda = SimpleNamespace(
         Device=Device,
         Stream=Stream,
+        Event=Event,
+        get_elapsed_time=elapsed,
         runtime=runtime,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
