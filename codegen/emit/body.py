@@ -13,7 +13,7 @@ from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
 from stagedtensor.codegen.emit.helpers import PART_FUNCTION, tile_name, transpose_name
 from stagedtensor.codegen.emit.names import Names, sanitise
-from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, starts
+from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, pieces
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -278,14 +278,15 @@ class BodyPrinter:
         return f"st_part({extent}, {grain}, tid, nt)", stop
 
     def _vector_loop(self, stmt: For, depth: int) -> Iterator[str]:
-        """A loop in steps of one vector, and what is left of it one by one; short loops of lanes are written out."""
+        """A loop in steps of one vector, the last under a mask; short loops of lanes are written out."""
         pad, symbol = _INDENT * depth, stmt.iterator.symbol
         vectors = VectorPrinter(self._printer, symbol, self._give)
-        if places := starts(stmt):
+        if places := pieces(stmt):
             braced = len(places) > 1 and any(isinstance(part, Let) for part in stmt.body)
-            for place in places:
+            for place, count in places:
+                some = hex((1 << count) - 1) if count < CELLS else ""
                 yield from (f"{pad}{{",) if braced else ()
-                yield from self._vector_steps(vectors, stmt, place, depth + braced)
+                yield from self._vector_steps(vectors, stmt, place, depth + braced, some)
                 yield from (f"{pad}}}",) if braced else ()
             return
         extent = constant(stmt.iterator.extent) or 0
@@ -304,15 +305,20 @@ class BodyPrinter:
             yield f"{pad}for (; {name} + {CELLS} <= {stop}; {name} += {CELLS}) {{"
             yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1)
             yield f"{pad}}}"
-            yield f"{pad}for (; {name} < {stop}; {name}++) {{"
-            yield from self._scope(stmt.body, depth + 1)
+            yield f"{pad}if ({name} < {stop}) {{"
+            some = self.names.give((stmt, "some"), "some")
+            self.used.update(("st_vectors", "st_first_cells"))
+            yield f"{pad}{_INDENT}const st_vmask {some} = st_first_cells({stop} - {name});"
+            yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1, some)
         yield f"{pad}}}"
         self.names.pop()
 
-    def _vector_steps(self, vectors: VectorPrinter, stmt: For, start: Expr, depth: int) -> Iterator[str]:
+    def _vector_steps(
+        self, vectors: VectorPrinter, stmt: For, start: Expr, depth: int, some: str = ""
+    ) -> Iterator[str]:
         pad = _INDENT * depth
         self.names.push()
-        for left, right in vectors.step(stmt.body, start):
+        for left, right in vectors.step(stmt.body, start, some):
             yield from _assignment(pad, left, right) if left else (f"{pad}{right};",)
         self.names.pop()
 

@@ -48,6 +48,7 @@ _FUNCTIONS = {
 _TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
 _PROFIT = ("exp", "sigmoid")
 _MOST_UNROLLED = 4
+_LEAST = 4
 _LARGE = 1 << 25
 """Bytes of a result from which it is written past the cache: several times what a core keeps for itself."""
 
@@ -57,7 +58,7 @@ def in_vectors(loop: For, bounds: Mapping[Symbol, int]) -> bool:
     if loop.kind not in ("lane", "vector", "parallel"):
         return False
     extent = constant(loop.iterator.extent)
-    if extent is None or extent < CELLS or (loop.kind == "lane" and extent % CELLS):
+    if extent is None or extent < _LEAST:
         return False
     return _Judge(loop, bounds).fits()
 
@@ -75,6 +76,25 @@ def _power_of_two(expr: Expr) -> int | None:
     if not isinstance(expr, Const) or int(expr.value) <= 0 or int(expr.value) & (int(expr.value) - 1):
         return None
     return int(expr.value).bit_length() - 1
+
+
+def _bits(expr: Expr) -> int:
+    """The bits of a u32 that may be set."""
+    whole = (1 << 32) - 1
+    if isinstance(expr, Cast) and isinstance(expr.arg, Load) and expr.arg.type is u8:
+        return 0xFF
+    if isinstance(expr, Apply) and expr.type is u32:
+        power = _power_of_two(expr.args[1]) if len(expr.args) == 2 else None
+        bits = _bits(expr.args[0])
+        if expr.op == "floordiv" and power is not None:
+            return bits >> power
+        if expr.op == "mod" and power is not None:
+            return bits & ((1 << power) - 1)
+        if expr.op == "mul" and power is not None:
+            return bits << power & whole
+        if expr.op == "add" and not bits & _bits(expr.args[1]):
+            return bits | _bits(expr.args[1])
+    return whole
 
 
 class _Judge:
@@ -227,10 +247,14 @@ class VectorPrinter:
     def __post_init__(self) -> None:
         self._varying: set[Symbol] = {self.lane}
         self._start: Expr = Var(self.lane)
+        self._some = ""
 
-    def step(self, body: Sequence[Stmt], start: Expr) -> Iterator[tuple[str, str]]:
-        """Yield (what is set, value) for the sixteen iterations from ``start``; a call has nothing on its left."""
-        self._start = start
+    def step(self, body: Sequence[Stmt], start: Expr, some: str = "") -> Iterator[tuple[str, str]]:
+        """Yield (what is set, value) for the sixteen iterations from ``start``; a call has nothing on its left.
+
+        ``some`` is the text of a mask: the iterations that there are, where not all sixteen.
+        """
+        self._start, self._some = start, some
         self._varying = {self.lane}
         for stmt in body:
             if isinstance(stmt, Let):
@@ -255,6 +279,11 @@ class VectorPrinter:
     def _call(self, name: str, *args: str) -> Text:
         return Text(f"{self._use(name)}({', '.join(args)})", Level.POSTFIX)
 
+    def _memory(self, verb: str, kind: str, place: str, *value: str) -> Text:
+        if self._some:
+            return self._call(f"{'store' if value else 'load'}_some_{kind}", self._some, place, *value)
+        return self._call(f"{verb}_{kind}", place, *value)
+
     def _place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         moved = tuple(substitute(part, {self.lane: self._start}) for part in indices)
         return f"&{self.printer.cell(buffer, moved).code}"
@@ -263,10 +292,10 @@ class VectorPrinter:
         place = self._place(stmt.buffer, stmt.indices)
         verb = "put" if _is_large(stmt.buffer) else "store"
         if stmt.buffer.type is f32:
-            return self._call(f"{verb}_vf32", place, self._vector(stmt.value).code).code
+            return self._memory(verb, "vf32", place, self._vector(stmt.value).code).code
         assert isinstance(stmt.value, Cast)
         narrow = self._call(f"vf32_to_{stmt.buffer.type.name}", self._vector(stmt.value.arg).code)
-        return self._call(f"{verb}_vu16", place, narrow.code).code
+        return self._memory(verb, "vu16", place, narrow.code).code
 
     def _vector(self, expr: Expr) -> Text:
         """A vector, also where every cell is the same."""
@@ -285,7 +314,7 @@ class VectorPrinter:
             case Var(symbol):
                 return Text(self.printer.names.of(symbol))
             case Load(buffer, indices):
-                return self._call(f"load_v{buffer.type.name}", self._place(buffer, indices))
+                return self._memory("load", f"v{buffer.type.name}", self._place(buffer, indices))
             case Fma(a, b, c):
                 return self._call("fma_vf32", *(self._vector(part).code for part in (a, b, c)))
             case Cast():
@@ -296,10 +325,10 @@ class VectorPrinter:
     def _cast(self, expr: Cast) -> Text:
         arg = expr.arg
         if isinstance(arg, Load) and arg.type in (u8, i8):
-            whole = self._call(f"stream_{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
+            whole = self._memory("stream", f"{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
             return self._converted(whole, i32, expr.type)
         if isinstance(arg, Load) and arg.type in (f16, bf16):
-            halves = self._call("load_vu16", self._place(arg.buffer, arg.indices))
+            halves = self._memory("load", "vu16", self._place(arg.buffer, arg.indices))
             return self._call(f"{arg.type.name}_to_vf32", halves.code)
         if isinstance(arg, Cast) and arg.type in (f16, bf16):
             return self._call(f"through_{arg.type.name}_vf32", self._vector(arg.arg).code)
@@ -323,6 +352,8 @@ class VectorPrinter:
             assert power is not None
             sign, by = (">>", str(power)) if op == "floordiv" else ("&", f"{(1 << power) - 1}u")
             return Text(f"({self._value(args[0]).at(Level.PRODUCT)} {sign} {by})")
+        if expr.type is u32 and (text := self._of_bits(expr)) is not None:
+            return text
         if op in _INFIX:
             sign, level = _INFIX[op]
             lhs, rhs = self._operand(args[0]).at(level), self._operand(args[1]).at(Level(level + 1))
@@ -333,6 +364,22 @@ class VectorPrinter:
             inner = self._value(args[0]).at(Level.UNARY)
             return Text(f"-({inner})" if inner.startswith("-") else f"-{inner}", Level.UNARY)
         return self._call(_FUNCTIONS[op], *(self._vector(part).code for part in args))
+
+    def _of_bits(self, expr: Apply) -> Text | None:
+        """Sums of separate bits as ``|``; a field of bits that is moved up, by one shift."""
+        lhs, rhs = expr.args if len(expr.args) == 2 else (expr, expr)
+        if expr.op == "add" and self._varies(lhs) and self._varies(rhs) and not _bits(lhs) & _bits(rhs):
+            return Text(f"({self._value(lhs).at(Level.UNARY)} | {self._value(rhs).at(Level.UNARY)})")
+        up = _power_of_two(rhs) if expr.op == "mul" else None
+        width = _power_of_two(lhs.args[1]) if isinstance(lhs, Apply) and lhs.op == "mod" else None
+        if up is None or width is None or not isinstance(lhs, Apply):
+            return None
+        field, down = lhs.args[0], 0
+        if isinstance(field, Apply) and field.op == "floordiv" and (power := _power_of_two(field.args[1])) is not None:
+            field, down = field.args[0], power
+        inner = self._value(field).at(Level.UNARY)
+        moved = f"({inner} << {up - down})" if up > down else f"({inner} >> {down - up})" if down > up else inner
+        return Text(f"({moved} & {((1 << width) - 1) << up}u)")
 
     def _where(self, test: Expr, then: Expr, other: Expr) -> Text:
         if isinstance(test, Apply) and test.args[0].type is i64 and self._varies(test):
@@ -367,9 +414,9 @@ class VectorPrinter:
         return self._call(f"{op}_{kind}", lhs, rhs).code
 
 
-def starts(loop: For) -> tuple[Expr, ...]:
-    """Return the constant starts of a short loop of lanes that is written out; none for a loop that stays one."""
+def pieces(loop: For) -> tuple[tuple[Expr, int], ...]:
+    """Return (start, iterations) of each vector of a short loop of lanes, which is written out; none for a loop that stays one."""
     extent = constant(loop.iterator.extent)
     if loop.kind != "lane" or extent is None or extent > _MOST_UNROLLED * CELLS:
         return ()
-    return tuple(index(start) for start in range(0, extent, CELLS))
+    return tuple((index(start), min(CELLS, extent - start)) for start in range(0, extent, CELLS))

@@ -83,6 +83,50 @@ ST_FN st_vi32 st_stream_i8_vi32(const int8_t *from) {
     return (st_vi32)__builtin_ia32_pmovsxbd512_mask(bytes, (st_vi32){0}, 0xffff);
 #endif
 }
+//! st_first_cells | needs st_vectors
+/* The mask of the first count cells. */
+ST_FN st_vmask st_first_cells(int64_t count) { return (st_vmask)((1u << count) - 1u); }
+//! st_load_some_vf32 | needs st_vectors
+/* The cells of the mask, 0 elsewhere; other cells are not touched in memory. */
+ST_FN st_vf32 st_load_some_vf32(st_vmask some, const float *from) {
+    return __builtin_ia32_loadups512_mask(from, (st_vf32){0}, some);
+}
+//! st_load_some_vi32 | needs st_vectors
+ST_FN st_vi32 st_load_some_vi32(st_vmask some, const int32_t *from) {
+    return __builtin_ia32_loaddqusi512_mask(from, (st_vi32){0}, some);
+}
+//! st_load_some_vu16 | needs st_vectors
+ST_FN st_vu16 st_load_some_vu16(st_vmask some, const uint16_t *from) {
+    return (st_vu16)__builtin_ia32_loaddquhi256_mask((const short *)from, (st_vi16){0}, some);
+}
+//! st_load_some_u8_vi32 | needs st_vectors
+ST_FN st_vi32 st_load_some_u8_vi32(st_vmask some, const uint8_t *from) {
+    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const char *)from, (st_vbytes){0}, some);
+#if defined(__clang__)
+    typedef uint8_t unsigned_bytes __attribute__((vector_size(16)));
+    return __builtin_convertvector((unsigned_bytes)bytes, st_vi32);
+#else
+    return (st_vi32)__builtin_ia32_pmovzxbd512_mask(bytes, (st_vi32){0}, 0xffff);
+#endif
+}
+//! st_load_some_i8_vi32 | needs st_vectors
+ST_FN st_vi32 st_load_some_i8_vi32(st_vmask some, const int8_t *from) {
+    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const char *)from, (st_vbytes){0}, some);
+#if defined(__clang__)
+    typedef int8_t signed_bytes __attribute__((vector_size(16)));
+    return __builtin_convertvector((signed_bytes)bytes, st_vi32);
+#else
+    return (st_vi32)__builtin_ia32_pmovsxbd512_mask(bytes, (st_vi32){0}, 0xffff);
+#endif
+}
+//! st_store_some_vf32 | needs st_vectors
+ST_FN void st_store_some_vf32(st_vmask some, float *to, st_vf32 cells) {
+    __builtin_ia32_storeups512_mask(to, cells, some);
+}
+//! st_store_some_vu16 | needs st_vectors
+ST_FN void st_store_some_vu16(st_vmask some, uint16_t *to, st_vu16 cells) {
+    __builtin_ia32_storedquhi256_mask((short *)to, (st_vi16)cells, some);
+}
 //! st_all_vf32 | needs st_vectors
 /* The same float in every cell; taking 0 away keeps the sign of a zero. */
 ST_FN st_vf32 st_all_vf32(float x) { return x - (st_vf32){0}; }

@@ -41,6 +41,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.passes.simplify import simplify_positions
 from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.codegen.schedule.analysis import Contraction, contraction, depends
+from stagedtensor.codegen.schedule.block_scales import side_by_side
 from stagedtensor.codegen.schedule.nest import index_symbol, inline_lets, loads_in, loop, nest, stores
 from stagedtensor.codegen.schedule.rows import fill, finals, merge_tree
 from stagedtensor.encoded import Encoded
@@ -311,12 +312,19 @@ def _sums(block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer | None)
         return _row_sums(block, weight, cut, lanes, row, [{}])
     states = _states(block, lanes, 1)[0]
     prepared, cut = _prepared(cut, scales=True)
-    steps = [stmt for part in cut.segments for stmt in _steps(block, states, cut, part, lanes, weight)]
+    lifted = [_lifted(part) for part in cut.segments]
+    blocks = cut.along.bound // cut.step
+    scales = side_by_side([let for lets, _ in lifted for let in lets], cut.block, blocks)
+    steps: list[Stmt] = []
+    for part, (lets, value) in zip(cut.segments, lifted, strict=True):
+        steps += [let for let in lets if let.symbol not in scales.values]
+        steps += _steps(block, states, cut, part, lanes, weight, substitute(value, scales.values))
     return (
         *prepared,
+        *scales.filling,
         *(Alloc(buffer) for buffer in states.values()),
         fill(block.accumulators, states, lanes),
-        loop(cut.block, cut.along.bound // cut.step, steps),
+        loop(cut.block, blocks, steps),
         *_results(block, states, lanes, {}),
     )
 
@@ -358,12 +366,11 @@ def _is_half(expr: Expr) -> bool:
 
 
 def _steps(
-    block: Block, states: dict[Symbol, Buffer], cut: _Cut, part: Segment, lanes: int, weight: Expr
+    block: Block, states: dict[Symbol, Buffer], cut: _Cut, part: Segment, lanes: int, weight: Expr, decoded: Expr
 ) -> list[Stmt]:
-    """The multiply-adds of one segment, at most ``lanes`` at a time."""
+    """The multiply-adds of one segment, whose elements are ``decoded``, at most ``lanes`` at a time."""
     width = min(lanes, part.length)
-    lets, decoded = _lifted(part)
-    steps: list[Stmt] = [*lets]
+    steps: list[Stmt] = []
     for start in range(part.start, part.start + part.length, width):
         lane = index_symbol("i_lane")
         here = add(start - part.start, Var(lane))
