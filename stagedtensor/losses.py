@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import numpy as np
+
 from .composite import composite
 from .errors import ShapeError
 from .functions.axes import LAST_OUTPUT, Axes, axes_of
@@ -37,17 +39,22 @@ def cross_entropy(
     ``ignore_index`` leave, one cell; with none left it is 0. The result is f32 or wider.
     """
     x, target = lift(logits), lift(labels)
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'cross_entropy: reduction is "mean", "sum" or "none", not {reduction!r}')
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r}")
+    _check(reduction, "cross_entropy")
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float) or not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r} ({user_source().quoted()})")
+    if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int | np.integer)):
+        raise TypeError(f"cross_entropy: ignore_index is an integer, not {ignore_index!r} ({user_source().quoted()})")
     soft = _are_probabilities(target)
     if not soft:
         check_ids(target, "cross_entropy")
     elif ignore_index is not None:
-        raise ValueError("cross_entropy: ignore_index goes with integer labels; use mask= with class probabilities")
+        raise ValueError(
+            "cross_entropy: ignore_index goes with integer labels; use mask= with class probabilities "
+            f"({user_source().quoted()})"
+        )
     weights = None if mask is None else lift(mask)
-    return _cross_entropy(x, (target, soft, weights), axis, reduction, float(label_smoothing), ignore_index)
+    ignored = None if ignore_index is None else int(ignore_index)
+    return _cross_entropy(x, (target, soft, weights), axis, reduction, float(label_smoothing), ignored)
 
 
 def _are_probabilities(labels: Tensor) -> bool:
@@ -180,7 +187,7 @@ def _reduced(cells: Tensor, reduction: Reduction) -> Tensor:
 
 def _check(reduction: str, what: str) -> None:
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'{what}: reduction is "mean", "sum" or "none", not {reduction!r}')
+        raise ValueError(f'{what}: reduction is "mean", "sum" or "none", not {reduction!r} ({user_source().quoted()})')
 
 
 @composite("mse", float_only=True, wide_result=True)
@@ -217,7 +224,7 @@ def huber(x: TensorLike, y: TensorLike, *, delta: float = 1.0, reduction: Reduct
     """Half the squared error up to ``delta``, linear beyond (Huber 1964), reduced over all cells."""
     _check(reduction, "huber")
     if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0.0 < delta < math.inf:
-        raise ValueError(f"huber: delta is a positive finite number, not {delta!r}")
+        raise ValueError(f"huber: delta is a positive finite number, not {delta!r} ({user_source().quoted()})")
     return _huber(lift(x), lift(y), float(delta), reduction)
 
 

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from stagedtensor.composite import composite
+from stagedtensor.source import user_source
 from stagedtensor.specs import Spec
 from stagedtensor.statements import Access, Apply, Expr, NumberLiteral
 from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift, no_gradient
@@ -178,5 +179,5 @@ def _optional(value: TensorLike | None) -> Tensor | None:
 
 def _check_eps(eps: float) -> float:
     if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps: expected a finite number >= 0, got {eps!r}")
+        raise ValueError(f"eps: expected a finite number >= 0, got {eps!r} ({user_source().quoted()})")
     return float(eps)

@@ -16,7 +16,7 @@ from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import Rows, normal, param
 
-from .layer import Activation, Layer, activated, whole
+from .layer import Activation, Layer, activated, function_of_tensor, row_of_sizes, whole
 
 
 @composite("dense")
@@ -49,7 +49,7 @@ def dense(
 
 
 def _layer(out: int | Sequence[int], activation: Activation, bias: bool, input: Rows) -> Layer:
-    row = [whole(size, "dense: out") for size in ([out] if isinstance(out, int) else out)]
+    row, activation = row_of_sizes(out, "dense: out"), function_of_tensor(activation, "dense")
     w = param("w", input=input, output=row)
     b = param("b", output=row, init=0.0) if bias else None
     return lambda x: _dense(x, w, b, activation)
@@ -58,6 +58,8 @@ def _layer(out: int | Sequence[int], activation: Activation, bias: bool, input: 
 @block
 def mlp(widths: Sequence[int], *, activation: Activation = relu) -> Layer:
     """Dense layers of the given widths, with the activation after all but the last."""
+    if not isinstance(widths, list | tuple):
+        raise TypeError(f"mlp: expected a list of widths, got {widths!r} ({user_source().quoted()})")
     if not widths:
         raise ValueError(f"mlp: expected at least one width ({user_source().quoted()})")
     layers = [dense(width, activation=activation) for width in widths[:-1]] + [dense(widths[-1])]

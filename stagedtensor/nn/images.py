@@ -17,7 +17,7 @@ from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import param
 
 from .dense import dense
-from .layer import Activation, Layer, activated, whole
+from .layer import Activation, Layer, activated, function_of_tensor, whole
 from .norms import batch_norm
 
 __all__ = [
@@ -53,7 +53,7 @@ def conv2d(
 
     ``channels`` is the number of input channels, inferred where it is None and ``groups`` is 1.
     """
-    whole(out, "conv2d: out")
+    out, activation = whole(out, "conv2d: out"), function_of_tensor(activation, "conv2d")
     sizes = pair(kernel, "conv2d: kernel", 1)
     if groups != 1 and (channels is None or channels % whole(groups, "conv2d: groups")):
         raise ShapeError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from stagedtensor.errors import ShapeError
 from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor
@@ -18,9 +20,23 @@ Activation: TypeAlias = Callable[[Tensor], Tensor] | None
 
 def whole(value: Any, what: str, least: int = 1) -> int:
     """Return a setting that is a whole number of at least ``least``; raises ShapeError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ShapeError(f"{what}: expected an integer of at least {least}, got {value!r} ({user_source().quoted()})")
-    return value
+    return int(value)
+
+
+def row_of_sizes(value: Any, what: str) -> list[int]:
+    """Return a setting that is a size or a list of sizes; raises ShapeError."""
+    return [whole(size, what) for size in (value if isinstance(value, list | tuple) else [value])]
+
+
+def function_of_tensor(activation: Any, what: str) -> Activation:
+    """Return an activation; raises TypeError where it is none."""
+    if activation is not None and not callable(activation):
+        raise TypeError(
+            f"{what}: activation is a function of a tensor such as st.relu, not {activation!r} ({user_source().quoted()})"
+        )
+    return activation  # type: ignore[no-any-return]
 
 
 def activated(y: Tensor, activation: Activation) -> Tensor:

@@ -129,6 +129,9 @@ def batch_norm(*, eps: float = 1e-5, momentum: float = 0.1) -> Layer:
     ``layer(x)`` uses the statistics of the batch, ``layer(x, training=False)`` the running ones, which
     :func:`update_running` of the training loss moves by ``momentum``. All are parameters of both results.
     """
+    for name, value in (("eps", eps), ("momentum", momentum)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise ValueError(f"batch_norm: {name} is a number from 0 to 1, not {value!r} ({user_source().quoted()})")
     g, b = _gain_and_bias()
     assert b is not None
     prec: Any = join(f32, current_session().default_prec)

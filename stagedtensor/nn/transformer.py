@@ -7,6 +7,7 @@ from typing import Literal
 
 from stagedtensor.blocks import block
 from stagedtensor.functions.pointwise import gelu
+from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import normal
 
@@ -17,6 +18,12 @@ from .norms import layer_norm, rms_norm
 
 Norm = Literal["layer", "rms"]
 _NORMS: dict[Norm, Callable[..., Layer]] = {"layer": layer_norm, "rms": rms_norm}
+
+
+def _norm(kind: Norm, label: str) -> Layer:
+    if kind not in _NORMS:
+        raise ValueError(f'norm is "layer" or "rms", not {kind!r} ({user_source().quoted()})')
+    return _NORMS[kind](label=label)
 
 
 @block
@@ -44,7 +51,7 @@ def encoder_block(
     ``rate`` drops cells of both branches in training (``step`` as in :func:`dropout`). ``causal`` makes it a block of a
     decoder without memory.
     """
-    attend_norm, feed_norm = _NORMS[norm](label="attend_norm"), _NORMS[norm](label="feed_norm")
+    attend_norm, feed_norm = _norm(norm, "attend_norm"), _norm(norm, "feed_norm")
     attend = multi_head_attention(width, heads, causal=causal, rotary=rotary)
     feed = feed_forward(width, hidden or 4 * width, activation=activation)
     drops = [dropout(rate, step=step) for _ in range(2)]
@@ -73,7 +80,7 @@ def decoder_block(
 
     ``layer(x, memory, padding=...)``: ``padding`` marks the tokens of memory.
     """
-    norms = [_NORMS[norm](label=label) for label in ("attend_norm", "read_norm", "feed_norm")]
+    norms = [_norm(norm, label) for label in ("attend_norm", "read_norm", "feed_norm")]
     attend = multi_head_attention(width, heads, causal=True, label="attend")
     read = multi_head_attention(width, heads, label="read")
     feed = feed_forward(width, hidden or 4 * width, activation=activation)
@@ -123,7 +130,7 @@ def gpt(
         )
         for at in range(layers)
     ]
-    final = _NORMS[norm](label="final_norm")
+    final = _norm(norm, "final_norm")
 
     def apply(ids: Tensor, *, training: bool = True) -> Tensor:
         x = table(ids)
