@@ -15,14 +15,16 @@ from typing import TypeAlias
 import numpy as np
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.conversion import convert, representable
+from stagedtensor.conversion import representable
 from stagedtensor.errors import ExportError
 from stagedtensor.op_table import OPS
 from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64
 
 from .block_forms import REDUCERS, Sum, added_by, affine, is_neutral, neutral_number
+from .casts import converted, is_exact, number_of
 from .scalar_ops import FORMS
 from .values import Lines, Value, tensor_type
+from .windows import Axis, axes_of, convolved, pooled
 
 Axes: TypeAlias = tuple[ir.Symbol, ...]
 
@@ -185,7 +187,7 @@ class BlockValues:
         data = [arg for at, arg in enumerate(op.args) if at not in predicates]
         fits = all(
             (isinstance(arg, ir.Cast) and arg.arg.type is prec and not arg.saturate)
-            or (isinstance(arg, ir.Const) and representable(arg.value, prec) and _exact(arg.value, prec))
+            or (isinstance(arg, ir.Const) and representable(arg.value, prec) and is_exact(arg.value, prec))
             for arg in data
         )
         return op if fits and any(isinstance(arg, ir.Cast) for arg in data) else None
@@ -196,44 +198,14 @@ class BlockValues:
         narrow = self._narrow_form(expr)
         if narrow is not None:
             return self._apply(narrow, expr.type)
-        number = _number(expr)
+        number = number_of(expr)
         if number is not None:
             return Over(self.lines.number(number, expr.type), ())
         found = self._evaluate(expr.arg)
         outward = isinstance(expr.arg, ir.Apply | ir.Var | ir.Fma) or expr.type.bits < found.value.prec.bits
-        return Over(self._converted(found.value, expr, self._role[1 if outward else 0]), found.axes)
-
-    def _converted(self, x: Value, expr: ir.Cast, role: str) -> Value:
-        lines, prec = self.lines, expr.type
+        role = self._role[1 if outward else 0]
         where = role if ":" in role else f"{role}:{self._label}:-"
-        if x.prec is prec:
-            return x
-        if prec is bool_:
-            return lines.compare("NE", x, lines.number(0.0 if x.prec.is_float else 0, x.prec, x.dims))
-        if x.prec.is_float and not prec.is_float:
-            return self._to_integer(x, prec, where)
-        if expr.saturate and prec.is_float:
-            limit = float(prec.max_finite)
-            low, high = lines.number(-limit, x.prec, x.dims), lines.number(limit, x.prec, x.dims)
-            clamped = lines.binary("maximum", lines.binary("minimum", x, high), low)
-            infinite = lines.compare("EQ", lines.unary("abs", x), lines.number(float("inf"), x.prec, x.dims))
-            x = lines.select(infinite, x, clamped)
-        return lines.convert(x, prec, where)
-
-    def _to_integer(self, x: Value, prec: Prec, where: str) -> Value:
-        """Truncate; NaN gives 0, what is out of range the nearest end."""
-        lines = self.lines
-        if x.prec.bits < 32:
-            x = lines.convert(x, f32, where)
-        low, high = float(prec.min_finite), float(prec.max_finite)
-        cut = lines.select(lines.compare("EQ", x, x), x, lines.number(0.0, x.prec, x.dims))
-        above = lines.compare("GE", cut, lines.number(high, x.prec, x.dims))
-        below = lines.compare("LE", cut, lines.number(low, x.prec, x.dims))
-        zero = lines.number(0.0, x.prec, x.dims)
-        inside = lines.select(above, zero, lines.select(below, zero, cut))
-        whole = lines.convert(inside, prec, where)
-        top, bottom = lines.number(int(prec.max_finite), prec, x.dims), lines.number(int(prec.min_finite), prec, x.dims)
-        return lines.select(above, top, lines.select(below, bottom, whole))
+        return Over(converted(self.lines, found.value, expr.type, where, saturate=expr.saturate), found.axes)
 
     # -- reads --------------------------------------------------------------------------------------------------------
     def _load(self, load: ir.Load) -> Over:
@@ -268,9 +240,7 @@ class BlockValues:
             text = ", ".join(f"{first}:{last}:{step}" for first, last, step in cuts)
             dims = [-(-(last - first) // step) for first, last, step in cuts]
             value = self.lines.changed(f"stablehlo.slice {{0}} [{text}]", held, dims, held.prec)
-        value = self.lines.reshape(value, self._dims(tuple(axes)))
-        ordered = tuple(sorted(axes, key=lambda axis: self._order[axis]))
-        return Over(self._over(Over(value, tuple(axes)), ordered), ordered)
+        return self._ordered(self.lines.reshape(value, self._dims(tuple(axes))), tuple(axes))
 
     def _gathered(self, held: Value, indices: Sequence[ir.Expr]) -> Over:
         """Read at computed positions, clamped into the buffer (guards leave out what is clamped)."""
@@ -309,7 +279,10 @@ class BlockValues:
             raise ExportError(f"{self._label}: an accumulation of this form has no StableHLO form")
         reduced = tuple(item.symbol for item in block.iterators if item.kind == "reduce")
         prec = self._sum_type(state, block)
-        total = self._contraction(added, data, reduced, prec) if guard is None else None
+        total = None
+        if guard is None:
+            total = self._convolution(added, reduced, prec) or self._contraction(added, data, reduced, prec)
+            total = total or self._pooling(added, reduced, prec)
         if total is None:
             total = self._reduction(added.op, self._at(added.point, prec), data, reduced, guard, prec)
         if added.inverse:
@@ -378,7 +351,45 @@ class BlockValues:
             f"contracting_dims = {places(left, contracted)} x {places(right, contracted)}"
             f" : ({left.value.type}, {right.value.type}) -> {tensor_type(self._dims(axes), prec)}"
         )
-        value = self.lines.add(text, (left.value, right.value), self._dims(axes), prec)
+        return self._ordered(self.lines.add(text, (left.value, right.value), self._dims(axes), prec), axes)
+
+    def _windows(self, expr: ir.Expr, reduced: Axes, prec: Prec) -> tuple[Value, tuple[Axis, ...]] | None:
+        """The operand of a read by windows, widened for the sum, and the axes of the read."""
+        load = expr.arg if isinstance(expr, ir.Cast) and not (expr.saturate or expr.flush) else expr
+        if not isinstance(load, ir.Load) or load.buffer not in self.buffers or not prec.is_float:
+            return None
+        held = self.buffers[load.buffer]
+        axes = axes_of(load.indices, held.dims, self._extents, reduced)
+        if axes is None or not held.prec.is_float or expr.type.bits < held.prec.bits:
+            return None
+        return self.lines.convert(held, prec, f"acc:{self._label}:-"), axes
+
+    def _pooling(self, added: Sum, reduced: Axes, prec: Prec) -> Over | None:
+        """A reduction of the cells of windows as a reduce_window."""
+        read = self._windows(added.point, reduced, prec)
+        if read is None or {axis.inner for axis in read[1]} - {None} != set(reduced):
+            return None
+        neutral = self.lines.number(neutral_number(added.op, prec), prec)
+        return self._ordered(*pooled(self.lines, *read, self._extents, REDUCERS[added.op], neutral))
+
+    def _convolution(self, added: Sum, reduced: Axes, prec: Prec) -> Over | None:
+        """A sum of products of windows with a kernel as a convolution."""
+        point = added.point
+        if added.op != "add" or not isinstance(point, ir.Apply) or point.op != "mul":
+            return None
+        for read, kernel in (point.args, point.args[::-1]):
+            windows = self._windows(read, reduced, prec)
+            if windows is None or self._windows(kernel, reduced, prec) is not None:
+                continue
+            factor = self._factor(kernel)
+            value = self.lines.convert(factor.value, prec, f"acc:{self._label}:-")
+            found = convolved(self.lines, *windows, value, factor.axes, self._extents, reduced, prec)
+            if found is not None:
+                return self._ordered(*found)
+        return None
+
+    def _ordered(self, value: Value, axes: Axes) -> Over:
+        """Put the axes of a value into the order of the block's iterators."""
         ordered = tuple(sorted(axes, key=lambda axis: self._order[axis]))
         return Over(self._over(Over(value, axes), ordered), ordered)
 
@@ -427,6 +438,8 @@ class BlockValues:
             else (step == 0 and start == 0 and size == 1)
             for (symbol, step, start), size in zip(plain, shape, strict=True)
         )
+        if not covers and guard is None and self._store_box(store, plain, value):
+            return
         if not covers or not set(value.axes) <= set(named):
             self._scatter(store.buffer, store.indices, value, guard, data, "")
             return
@@ -436,6 +449,26 @@ class BlockValues:
             old = self.lines.reshape(self._held(store.buffer), self._dims(axes))
             result = self.lines.select(self._over(guard, axes), result, old)
         self.buffers[store.buffer] = self.lines.reshape(result, shape)
+
+    def _store_box(self, store: ir.Store, plain: Sequence[tuple[ir.Symbol | None, int, int]], value: Over) -> bool:
+        """Store to a box of cells, step 1 along each axis, as an update of a slice; whether the store is one."""
+        named = tuple(symbol for symbol, _, _ in plain if symbol is not None)
+        box = [1 if symbol is None else self._extents.get(symbol, 0) for symbol, _, _ in plain]
+        inside = all(
+            step == (0 if symbol is None else 1) and extent > 0 and 0 <= start <= size - extent
+            for (symbol, step, start), extent, size in zip(plain, box, store.buffer.shape, strict=True)
+        )
+        if not inside or len(set(named)) != len(named) or not set(value.axes) <= set(named):
+            return False
+        lines, held = self.lines, self._held(store.buffer)
+        update = lines.reshape(self._over(value, named), box)
+        starts = [lines.number(start, i32) for _, _, start in plain]
+        text = "stablehlo.dynamic_update_slice " + ", ".join(f"{{{at}}}" for at in range(2 + len(starts)))
+        types = ", ".join(operand.type for operand in (held, update, *starts))
+        self.buffers[store.buffer] = lines.add(
+            f"{text} : ({types}) -> {held.type}", (held, update, *starts), held.dims, held.prec
+        )
+        return True
 
     def _held(self, buffer: ir.Buffer) -> Value:
         if buffer not in self.buffers:
@@ -491,23 +524,3 @@ def _product(dims: Sequence[int]) -> int:
 def _position_type(cells: int) -> Prec:
     """The type of positions in so many cells; compilers are at home with 32 bits."""
     return i32 if cells < 2**31 else i64
-
-
-def _number(expr: ir.Expr) -> float | int | None:
-    """Return the number that casts of a number give, None for other expressions."""
-    if isinstance(expr, ir.Const):
-        return float(expr.value) if expr.type.is_float else int(expr.value)
-    if not isinstance(expr, ir.Cast) or expr.flush:
-        return None
-    number = _number(expr.arg)
-    if number is None:
-        return None
-    held = convert(np.asarray(number, np.float64 if isinstance(number, float) else np.int64), expr.arg.type)
-    cell = convert(held, expr.type, saturate=expr.saturate)
-    return float(cell) if expr.type.is_float else int(cell)
-
-
-def _exact(value: float | int, prec: Prec) -> bool:
-    """Whether a number is in a narrow format as it is."""
-    held = float(np.asarray(value, np.float64).astype(prec.numpy_dtype))
-    return held == float(value) or value != value

@@ -52,7 +52,7 @@ def test_runs_every_op(names: list[str], prec: st.Prec) -> None:
     with st.Session(default_prec=prec), st.Context("cpu") as ctx:
         samples = [sample(PUBLIC_OPS[name], prec) for name in names]
         results = [readable(built.result) for built in samples]
-        modules = [(st.export.to_stablehlo(result), built_arguments(built)) for built, result in zip(samples, results, strict=True)]
+        modules = [exported(result, built) for built, result in zip(samples, results, strict=True)]
         routine = ctx.compile(results)
         for result in results:
             ctx.init_params(result)
@@ -67,9 +67,10 @@ def test_runs_every_op(names: list[str], prec: st.Prec) -> None:
             assert relative(found, want) <= BOUNDS[prec], name
 
 
-def built_arguments(built: Sample) -> list[Array]:
-    """The values of the parameters, which the module takes in the order in which they were made."""
-    return [value for value, given in zip(built.values, built.op.operands, strict=True) if not given.ids]
+def exported(root: st.Tensor | st.Comp, built: Sample) -> tuple[str, list[Array]]:
+    """The module of a sample and the values of those of its parameters that it reads."""
+    values = {tensor.label: value for tensor, value in zip(built.operands, built.values, strict=True)}
+    return st.export.to_stablehlo(root), [values[entry.name] for entry in st.export.signature(root).arguments]
 
 
 def weighted(built: Sample) -> st.Tensor:
@@ -90,7 +91,7 @@ def test_runs_gradients(names: list[str], prec: st.Prec) -> None:
         samples = [sample(PUBLIC_OPS[name], prec) for name in names]
         losses = [weighted(built) for built in samples]
         steps = [st.grad_update(loss) for loss in losses]
-        modules = [(st.export.to_stablehlo(step), built_arguments(built)) for step, built in zip(steps, samples, strict=True)]
+        modules = [exported(step, built) for step, built in zip(steps, samples, strict=True)]
         routine = ctx.compile(st.grad_update(losses))
         for loss in losses:
             ctx.init_params(loss)
@@ -144,3 +145,15 @@ def test_runs_settings_of_ops(name: str) -> None:
     found, wanted, _run = both(st.grad_update(loss), {}, loss)
     for got, want in zip(found, wanted, strict=True):
         assert relative(got, want) <= 4e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("conv1d", "convolution"), ("conv2d", "convolution"), ("conv3d", "convolution"), ("max_pool2d", "reduce_window"),
+     ("avg_pool2d", "reduce_window"), ("matmul", "dot_general"), ("pad2d", "dynamic_update_slice"), ("split", "slice")],
+)  # fmt: skip
+def test_windows_products_and_boxes_have_ops_of_their_own(name: str, form: str) -> None:
+    text = st.export.to_stablehlo(sample(PUBLIC_OPS[name]).result)
+    assert f"stablehlo.{form}" in text
+    assert "gather" not in text
+    assert "scatter" not in text
