@@ -84,7 +84,11 @@ class Elaborator:
 
     def to_python(self, value: Any) -> Any:
         """Return a value as Python gets it."""
-        return as_tensor(value, self._refusal(None)) if isinstance(value, BatchArray) else value
+        if isinstance(value, BatchArray):
+            return as_tensor(value, self._refusal(None))
+        if type(value) in (list, tuple) and any(isinstance(item, BatchArray) for item in value):
+            return type(value)(map(self.to_python, value))
+        return value
 
     def _refusal(self, at: int | None) -> Callable[[str, str], LanguageError]:
         return lambda problem, expected: fault(self, at, problem, expected)

@@ -224,6 +224,16 @@ def test_arrays_of_tensors() -> None:
     np.testing.assert_array_equal(cells(nets.inp(a, b)), [[1, 3], [2, 4]])
 
 
+def test_python_gets_batch_arrays_as_tensors() -> None:
+    """A list or tuple may be configuration and stays one; a batch array can only be an array."""
+    nets = st.language.parse("let pair x = ([| x; x |], 3)\nlet one = [| 1.; 2. |]\nlet several = [[| 1 |]; 2]\nlet plain = (1, 2)")
+    stacked, number = nets.pair(x())
+    assert (str(stacked.shape), number, str(nets.one.shape)) == ("2,2 | -> 3", 3, "2 | ->")
+    assert isinstance(nets.several, list)
+    assert isinstance(nets.several[0], st.Tensor)
+    assert nets.plain == (1, 2)
+
+
 def test_operators_are_those_of_python() -> None:
     text = (
         "let f w x = (w * x, x *. 2., x /. 2., x **. 2., x // 2., x % 2., x - 1., 1. - x, -x, ~-x, x < 1., x == 1.,\n"
