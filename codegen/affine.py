@@ -18,6 +18,8 @@ from stagedtensor.codegen.loop_ir import (
     Symbol,
     Var,
     index,
+    remembered,
+    walk,
 )
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.precision import i64
@@ -167,6 +169,23 @@ def affine(expr: Expr, bounds: Bounds | None = None) -> Affine:
     if isinstance(expr, Const):
         return Affine((), int(expr.value))
     if isinstance(expr, Apply):
+        return _affine(expr, bounds) if bounds and _divides(expr) else _affine_anywhere(expr)
+    return Affine(((expr, 1),))
+
+
+@remembered
+def _divides(expr: Expr) -> bool:
+    """Whether an expression has a quotient or remainder: what becomes of these may depend on bounds, of nothing else."""
+    return any(isinstance(part, Apply) and part.op in ("floordiv", "mod") for part in walk(expr))
+
+
+@remembered
+def _affine_anywhere(expr: Expr) -> Affine:
+    return _affine(expr, None)
+
+
+def _affine(expr: Expr, bounds: Bounds | None) -> Affine:
+    if isinstance(expr, Apply):
         if expr.op in ("add", "sub"):
             sign = 1 if expr.op == "add" else -1
             return _sum(((affine(expr.args[0], bounds), 1), (affine(expr.args[1], bounds), sign)))
@@ -236,6 +255,8 @@ def _greatest(atom: Expr, bounds: Bounds) -> int | None:
 
 def _recombine(value: Affine) -> Affine:
     """Fold ``c*d*(x // d) + c*(x % d)`` to ``c*x`` wherever it occurs."""
+    if not any(isinstance(atom, Apply) and atom.op == "mod" for atom, _ in value.terms):
+        return value
     terms = dict(value.terms)
     changed = True
     total = value.constant

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from .node import Node
@@ -56,9 +57,13 @@ class NumberLiteral:
 
 @dataclass(frozen=True)
 class DimValue:
-    """The product of the extents of iterators: a name or a row variable each (``mean``'s 1/n, captures)."""
+    """The product of the extents of iterators: a name or a row variable each (``mean``'s 1/n, captures).
+
+    With ``greatest`` a dynamic extent counts with its maximum, as it does in ``LinearIndex``.
+    """
 
     names: tuple[str, ...]
+    greatest: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,10 @@ class Statement:
 
     def reads(self) -> tuple[Node, ...]:
         """Nodes whose values this statement reads, the target included where it accumulates."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[Node, ...]:
         seen = dict.fromkeys(access.node for access in accesses(self.expr))
         for term_node in self.index_nodes():
             seen.setdefault(term_node)

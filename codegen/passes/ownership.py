@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagedtensor.codegen.affine import Affine, constant, flat_index
-from stagedtensor.codegen.loop_ir import Buffer, For, Let, Load, Proc, Store, Symbol, Var, walk
+from stagedtensor.codegen.loop_ir import Buffer, Expr, For, Let, Load, Proc, Store, Symbol, Var, remembered, walk
 from stagedtensor.codegen.rewrite import expressions, walk_stmts
 
 Ownership = tuple[int, int]
@@ -26,19 +26,29 @@ def parallel_loop(kernel: Proc) -> For | None:
 
 def owned_cells(kernel: Proc, buffer: Buffer) -> Ownership | None:
     """Return how the iterations of the kernel's parallel loop divide ``buffer``: iteration i touches only its own cells."""
+    return _owned(kernel).get(buffer)
+
+
+@remembered
+def _owned(kernel: Proc) -> dict[Buffer, Ownership]:
+    """Return the division of every buffer that has one."""
     outer = parallel_loop(kernel)
     count = None if outer is None else constant(outer.iterator.extent)
     if outer is None or count is None:
-        return None
+        return {}
     symbol = outer.iterator.symbol
     bounds = {stmt.iterator.symbol: stmt.iterator.bound for stmt in walk_stmts(outer.body) if isinstance(stmt, For)}
-    cells: int | None = None
-    for flat in _touched(kernel, buffer, {**bounds, symbol: count}):
+    around = {**bounds, symbol: count}
+    cells: dict[Buffer, int | None] = {}
+    for buffer, indices in _touched(kernel):
+        known = cells.get(buffer, 0)
+        if known is None:
+            continue
+        flat = flat_index(buffer, indices, around)
         step = flat.coefficient(symbol)
-        if not step or (cells is not None and step != cells) or not _within(flat, symbol, step, bounds):
-            return None
-        cells = step
-    return None if cells is None else (count, cells)
+        owned = bool(step) and known in (0, step) and _within(flat, symbol, step or 0, bounds)
+        cells[buffer] = step if owned else None
+    return {buffer: (count, step) for buffer, step in cells.items() if step is not None}
 
 
 def _within(flat: Affine, symbol: Symbol, step: int, bounds: dict[Symbol, int]) -> bool:
@@ -52,11 +62,12 @@ def _within(flat: Affine, symbol: Symbol, step: int, bounds: dict[Symbol, int]) 
     return rest.constant >= 0 and greatest < step
 
 
-def _touched(kernel: Proc, buffer: Buffer, bounds: dict[Symbol, int]) -> Iterator[Affine]:
+def _touched(kernel: Proc) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Yield every access of a kernel: the buffer and the indices."""
     for stmt in walk_stmts(kernel.body):
         for expr in expressions(stmt):
             for part in walk(expr):
-                if isinstance(part, Load) and part.buffer is buffer:
-                    yield flat_index(buffer, part.indices, bounds)
-        if isinstance(stmt, Store) and stmt.buffer is buffer:
-            yield flat_index(buffer, stmt.indices, bounds)
+                if isinstance(part, Load):
+                    yield part.buffer, part.indices
+        if isinstance(stmt, Store):
+            yield stmt.buffer, stmt.indices

@@ -34,6 +34,7 @@ from stagedtensor.codegen.loop_ir import (
     Symbol,
     Var,
     children,
+    remembered,
     walk,
 )
 from stagedtensor.codegen.rewrite import substitute, symbols_of
@@ -136,6 +137,7 @@ def inline_lets(block: Block, expr: Expr) -> Expr:
     return substitute(expr, values)
 
 
+@remembered
 def accesses(block: Block) -> tuple[tuple[Buffer, Affine], ...]:
     """Return every cell a block reads or writes, as buffer and flat index."""
     found = [(load.buffer, flat_index(load.buffer, load.indices)) for load in loads_in(*expressions(block))]
