@@ -23,10 +23,13 @@ from stagedtensor.encodings import (
     pack,
 )
 from stagedtensor.errors import EncodingError
+from stagedtensor.runtime.cuda import is_available
 from tests.encodings.samples import sample
 
 Array = np.ndarray[Any, Any]
 DEVICES = ("cpu", "reference", "cuda-emulated")
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not is_available(), reason="no GPU")]
+ALL_DEVICES = (*DEVICES, pytest.param("cuda", marks=GPU))
 ROWS, BATCH = 6, 4
 
 
@@ -52,7 +55,7 @@ def cases() -> list[Any]:
         )
         for device in DEVICES
         for encoding in PACKED_ENCODINGS
-    ]
+    ] + [pytest.param(encoding, "cuda", marks=GPU, id=f"{encoding}-cuda") for encoding in PACKED_ENCODINGS]
 
 
 @pytest.mark.parametrize(("encoding", "device"), cases())
@@ -89,8 +92,13 @@ def test_fused_uses_of_a_packed_weight(encoding: Encoding, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "device"), [*((item, "reference") for item in PACKED_ENCODINGS), (Q4_K, "cpu"), (Q4_K, "cuda-emulated")], ids=str
-)
+    ("encoding", "device"),
+    [
+        *((item, "reference") for item in PACKED_ENCODINGS), (Q4_K, "cpu"), (Q4_K, "cuda-emulated"),
+        pytest.param(Q4_K, "cuda", marks=GPU),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_fused_no_buffer_holds_the_decoded_weight(encoding: Encoding, device: str) -> None:
     value = sample(encoding, 40, 24 if encoding.elements == 32 else 3)
     width, scales = value.shape[-1], st.param("scales", output=[768], init=1.0)
@@ -185,7 +193,7 @@ def test_rows_and_precision_of_an_encoded_constant_are_its_own() -> None:
         st.constant(sample(Q8_0, 3, 2), prec=st.f16)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ALL_DEVICES)
 def test_fused_region_rounds_a_decoded_value_once_at_the_read(device: str) -> None:
     value = sample(Q4_K, 70, 2)
     narrow = st.constant(value.repack_to(Dense(2), prec=st.f16))

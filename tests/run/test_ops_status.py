@@ -19,6 +19,7 @@ from stagedtensor.cli import main
 from stagedtensor.op_status import COLUMNS, Status, problems, status
 from stagedtensor.op_table import OPS
 from stagedtensor.public_ops import BLOCKS, PUBLIC_OPS, SPELLED, PublicOp, Sample, Values, sample
+from stagedtensor.runtime.cuda import is_available
 from tests.oracles.gradients import grad_of
 
 Array = np.ndarray[Any, Any]
@@ -168,6 +169,7 @@ def test_coverage_refusals_are_a_no_and_faults_are_raised() -> None:
 
 # -- the samples, run -------------------------------------------------------------------------------------------------
 
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not is_available(), reason="no GPU")]
 NAMES = list(PUBLIC_OPS)
 GROUPS = [NAMES[at : at + 20] for at in range(0, len(NAMES), 20)]
 by_group = pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]}-{names[-1]}")
@@ -184,7 +186,9 @@ def results(names: Sequence[str], device: str) -> list[Array]:
 
 
 @by_group
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda-emulated", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda-emulated", marks=pytest.mark.slow), pytest.param("cuda", marks=GPU)]
+)
 def test_coverage_samples_run_forward(names: list[str], device: str) -> None:
     for name, found, wanted in zip(names, results(names, device), results(names, "reference"), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6, err_msg=name)
