@@ -15,7 +15,8 @@ _CELL = ShapeSpec(RowSpec(), RowSpec(), RowSpec())
 @composite("dropout", float_only=True)
 def _dropout(x: Tensor, rate: float, key: tuple[int, int], step: tuple[Tensor]) -> Tensor:
     def tree(value: Access, count: Access) -> Expr:
-        offset = Apply("mul", (count, DimValue(("batch", "output", "input"))))
+        # whatever the extents of a run, no other step draws the same numbers
+        offset = Apply("mul", (count, DimValue(("batch", "output", "input"), greatest=True)))
         counter = Apply("add", (LinearIndex(ALL_ROWS), offset))
         draw = Apply("random_uniform", (NumberLiteral(key[0]), NumberLiteral(key[1]), counter))
         kept = Apply("ge", (draw, NumberLiteral(rate)))

@@ -341,10 +341,10 @@ class Projector:
         for name in value.names:
             rows, names = self.binding.rows, self.binding.names
             for extent in rows[name] if name in rows else (names[name],):
-                if isinstance(extent, DynamicDim):
+                if isinstance(extent, DynamicDim) and not value.greatest:
                     dynamic.append(extent)
                 else:
-                    constant *= extent
+                    constant *= _most(extent)
         return DimProduct(constant, tuple(dynamic))
 
     def _value(self, value: IterValue | LinearIndex) -> IndexExpr:

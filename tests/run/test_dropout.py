@@ -9,6 +9,7 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor import nn
+from tests.oracles.gradients import grad_of
 
 Array = np.ndarray[Any, Any]
 SIZE = 4096
@@ -110,3 +111,21 @@ def test_narrow_values_drop_the_same_cells(prec: str) -> None:
         cells.append(y != 0)
         assert y.dtype == st.precision(format_).numpy_dtype
     np.testing.assert_array_equal(*cells)
+
+
+def test_steps_of_different_extents_draw_different_masks() -> None:
+    """Step 10 of 100 rows, 20 of 50 and 40 of 25 would start at the same number if a step took as many as it has cells."""
+    with st.Session(), st.Context("cpu") as ctx:
+        step = st.host_scalar("step", 0, st.i32)
+        x = st.placeholder("x", batch=[st.dynamic("n", max=100)], output=[64], requires_grad=True)
+        y = st.dropout(x, 0.5, step=step)
+        routine = ctx.compile(st.grad_update(st.sum(y)), keep=[y])
+        kept = []
+        for number, rows in ((10, 100), (20, 50), (40, 25)):
+            ctx.set_values(x, np.ones((rows, 64)))
+            ctx.set_values(step, number)
+            ctx.run(routine)
+            kept.append(ctx.get_values(y)[:25] > 0)
+            np.testing.assert_array_equal(ctx.get_values(y), ctx.get_values(grad_of(x)))
+    for other in kept[1:]:
+        assert 0.4 < np.mean(kept[0] == other) < 0.6
