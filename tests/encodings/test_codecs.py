@@ -29,6 +29,7 @@ from stagedtensor.encodings import (
     pack,
 )
 from stagedtensor.errors import EncodingError
+from tests.encodings.samples import sample
 
 gguf = pytest.importorskip("gguf")
 Array = np.ndarray[Any, Any]
@@ -61,6 +62,16 @@ def test_decode_of_random_bytes_has_the_bits_of_the_package(encoding: Encoding) 
         for offset in encoding.scales:
             blocks[at, offset : offset + 2] = np.array([scale], "<f2").view(np.uint8)
     same_bits(decode_blocks(encoding, blocks.tobytes()), reference(encoding, blocks))
+
+
+@pytest.mark.parametrize("encoding", ROW_ENCODINGS, ids=str)
+def test_decode_every_block_of_every_row(encoding: Encoding) -> None:
+    """Three rows of 512 elements, a scale of its own in each block."""
+    value = sample(encoding, 3, 512 // encoding.elements)
+    decoded = value.numpy()
+    assert decoded.shape == (3, 512)
+    same_bits(decoded, reference(encoding, value.data.reshape(3, -1)))
+    assert np.abs(decoded[2, 512 - encoding.elements :]).max() > 0
 
 
 def test_decode_block_sizes_are_those_of_the_package() -> None:

@@ -192,6 +192,21 @@ def test_gguf_undamaged_file_loads(tmp_path: Path) -> None:
     assert set(old) == {"a", "b"}
 
 
+NUMBERS = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 34: "TQ1_0", 35: "TQ2_0"}
+
+
+def test_gguf_type_numbers_are_those_of_the_format(tmp_path: Path) -> None:
+    """Written by hand, so that nothing but the number says what the blocks are."""
+    by_name = {encoding.name: encoding for encoding in ROW_ENCODINGS}
+    assert set(NUMBERS.values()) == by_name.keys()
+    for number, name in NUMBERS.items():
+        value = sample(by_name[name], 3, 2)
+        content = build([info(b"w", (value.shape[1], 3), number, 0)], value.data.tobytes())
+        read = load(tmp_path / f"{name}.gguf", content)["w"]
+        assert (read.encoding, read.shape) == (value.encoding, value.shape)
+        np.testing.assert_array_equal(read.data, value.data)
+
+
 def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:
     numbers = struct.pack("<IQ", 5, 3) + struct.pack("<3i", -1, 0, 7)
     nested = struct.pack("<IQ", 9, 2) + (struct.pack("<IQ", 4, 1) + struct.pack("<I", 9)) * 2
