@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from .node import Node
@@ -155,6 +156,10 @@ class Statement:
 
     def reads(self) -> tuple[Node, ...]:
         """Nodes whose values this statement reads, the target included where it accumulates."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[Node, ...]:
         seen = dict.fromkeys(access.node for access in accesses(self.expr))
         for term_node in self.index_nodes():
             seen.setdefault(term_node)
