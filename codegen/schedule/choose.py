@@ -55,7 +55,7 @@ _FIRST_CACHE = 1 << 15
 _TERMS_THAT_REPAY = 1024
 _TERMS_OF_A_BLOCK = 64
 _LEAST_TERMS, _MOST_TERMS = 64, 128
-_LANES_THAT_REPAY = 1.3
+_LANES_THAT_REPAY = 1.15
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,11 @@ def _contraction(
 
     pack_rows = not in_place and _pays_to_pack_rows(block, roles, shape, width)
     # What is copied into panels anyway is widened there.
-    if _pays_to_widen(block, roles.row_operand, width) and (not pack_rows or copies.has(roles.row_operand)):
+    if _pays_to_widen(block, roles.row_operand) and (not pack_rows or copies.has(roles.row_operand)):
         wide, nest = _widened(roles.row_operand, copies, machine)
         roles = replace(roles, row_operand=exchanged(roles.row_operand, wide))
         nests += nest
-    if _pays_to_widen(block, roles.column_operand, height) and (not pack_columns or copies.has(roles.column_operand)):
+    if _pays_to_widen(block, roles.column_operand) and (not pack_columns or copies.has(roles.column_operand)):
         wide, nest = _widened(roles.column_operand, copies, machine)
         roles = replace(roles, column_operand=exchanged(roles.column_operand, wide))
         nests += nest
@@ -319,9 +319,10 @@ def _repeats(block: Block, operand: Expr) -> float:
     return read / max(1, cells)
 
 
-def _pays_to_widen(block: Block, operand: Expr, uses: int) -> bool:
+def _pays_to_widen(block: Block, operand: Expr) -> bool:
     """Worth it where every value is used several times and the buffer has no more cells than that."""
     load = narrow_load(operand)
+    uses = points(tuple(item for item in block.data if not depends(operand, item)))
     if load is None or uses < _USES_THAT_REPAY or 4 * load.buffer.size > _MOST_SCRATCH:
         return False
     read = points(tuple(item for item in block.iterators if depends(operand, item)))
