@@ -88,7 +88,7 @@ def generate(
     if isinstance(target, str):
         return blocks(program, numerics, target, fusion=fusion, check=check)
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
-    module = hoist(schedule(module, target, numerics))
+    module = hoist(schedule(module, target, numerics, slabs=fusion))
     if fusion:
         module = keep_rows(jam(module))
     if check:

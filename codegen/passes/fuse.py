@@ -22,6 +22,7 @@ from stagedtensor.codegen.passes.dependence import conflict, is_contraction, is_
 from stagedtensor.codegen.passes.place import Item, weigh
 from stagedtensor.codegen.passes.simplify import simplify_block
 from stagedtensor.codegen.rewrite import Rewriter, fresh_copy, substitute
+from stagedtensor.op_table import OPS
 
 MAX_BUFFERS = 20
 """Buffers of one kernel: more streams than this cost more than a sweep saves."""
@@ -94,6 +95,8 @@ def _merged(first: Item, second: Item, readers: Readers) -> ir.Block | None:
             return _sweep(first, second) if _shares_cells(first, second) else None
         if not first.effects.write_set & second.effects.read_set or _belongs_to_a_sweep(first, second, readers):
             return None
+        if b.late and is_contraction(a) and _calls(b):
+            return None  # by itself it runs in vectors, whatever stands between
         return _epilogue(first, second, readers)
     if a.accumulators and a.guard is None and not first.effects.write_set & second.effects.read_set:
         return _siblings(first, second)
@@ -114,6 +117,12 @@ def _belongs_to_a_sweep(first: Item, second: Item, readers: Readers) -> bool:
     return stays and all(
         is_elementwise(item.block) and _same_extents(item.block.iterators, second.block.iterators) for item in own
     )
+
+
+def _calls(block: ir.Block) -> bool:
+    """Whether a block calls functions of the prelude, such as exp."""
+    values = (*(let.value for let in block.lets), *(store.value for store in block.stores))
+    return any(isinstance(part, ir.Apply) and OPS[part.op].prelude for value in values for part in ir.walk(value))
 
 
 def _same_extents(left: tuple[ir.BlockIterator, ...], right: tuple[ir.BlockIterator, ...]) -> bool:

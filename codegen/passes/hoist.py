@@ -43,10 +43,11 @@ from stagedtensor.codegen.rewrite import bound_symbols, buffers_written, map_stm
 
 def hoist(module: Module) -> Module:
     """Return ``module`` with the loop-invariant loads of every kernel in front of their loops."""
-    return replace(module, kernels=tuple(_hoisted(kernel) for kernel in module.kernels))
+    return replace(module, kernels=tuple(hoisted(kernel) for kernel in module.kernels))
 
 
-def _hoisted(kernel: Proc) -> Proc:
+def hoisted(kernel: Proc) -> Proc:
+    """Return one kernel with its loop-invariant loads in front of their loops."""
     fixed = {stmt.buffer for stmt in walk_stmts(kernel.body) if isinstance(stmt, Alloc)}
     fixed.update(buffers_written(kernel.body))
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
+from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.congruent import solve_congruences
 from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
+from stagedtensor.codegen.schedule.slab import Group, grouped, slabs_of
+from stagedtensor.codegen.schedule.together import together
 from stagedtensor.codegen.schedule.twins import narrow_in_place
 from stagedtensor.codegen.schedule.widened import WideCopies
 from stagedtensor.numerics import Numerics
@@ -23,22 +26,42 @@ from stagedtensor.numerics import Numerics
 __all__ = ["TargetInfo", "schedule"]
 
 
-def schedule(module: Module, target: TargetInfo, numerics: Numerics) -> Module:
+def schedule(module: Module, target: TargetInfo, numerics: Numerics, *, slabs: bool = False) -> Module:
     """Return ``module`` with every block turned into loops for ``target``.
 
-    ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it.
+    ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it. ``slabs`` lets
+    kernels run together where that spares large intermediates.
     """
     constants = machine(target)
-    module = hold_wide(narrow_in_place(solve_congruences(module)), constants)
+    module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
+    local: set[Buffer] = set()
     copies = WideCopies()
-    for kernel in module.kernels:
-        copies.next_kernel()
-        for proc, buffers in _scheduled(kernel, constants, copies):
-            kernels.append(proc)
-            scratch += buffers
-    return replace(module, kernels=tuple(kernels), temporaries=(*module.temporaries, *scratch))
+    for part in parts:
+        if isinstance(part, Group):
+            whole = together(part, constants)
+            if whole is not None:
+                kernels.append(whole)
+                local.update(part.slabs)
+                copies.forget(buffers_written(whole.body))
+                continue
+        for kernel in part.kernels if isinstance(part, Group) else (part,):
+            copies.next_kernel()
+            for proc, buffers in _scheduled(kernel, constants, copies):
+                kernels.append(proc)
+                scratch += buffers
+    stored = tuple(buffer for buffer in module.temporaries if buffer not in local)
+    spared = Decision(Mode.LOCAL, "one slab of it at a time, in the kernel that makes and reads it")
+    placements = {**module.placements, **{buffer.node: spared for buffer in local if buffer.node is not None}}
+    return replace(module, kernels=tuple(kernels), temporaries=(*stored, *scratch), placements=placements)
+
+
+def _parts(module: Module, constants: Machine, slabs: bool) -> tuple[Module, tuple[Proc | Group, ...]]:
+    """Hold narrow values wide that stay in the cache, and gather what runs together."""
+    parts = grouped(module) if slabs else module.kernels
+    held = hold_wide(module, constants, slabs_of(parts))
+    return held, parts if held is module else grouped(held) if slabs else held.kernels
 
 
 def _scheduled(kernel: Proc, constants: Machine, copies: WideCopies) -> list[tuple[Proc, tuple[Buffer, ...]]]:

@@ -30,12 +30,14 @@ from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.precision import f32
 
 
-def hold_wide(module: Module, machine: Machine) -> Module:
-    """Return ``module`` with its small narrow temporaries in f32."""
+def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = frozenset()) -> Module:
+    """Return ``module`` with its small narrow temporaries in f32, and those that are to be ``local``."""
     candidates = {
         buffer
         for buffer in module.temporaries
-        if buffer.type.is_narrow and buffer.type.is_float and buffer.size <= machine.most_held_cells
+        if buffer.type.is_narrow
+        and buffer.type.is_float
+        and (buffer.size <= machine.most_held_cells or buffer in local)
     }
     for kernel in module.kernels:
         candidates.difference_update(_read_as_they_are(kernel))

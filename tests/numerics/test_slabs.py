@@ -1,0 +1,130 @@
+"""Kernels that run together on slabs: no score matrix is stored, and no bit differs from kernels one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stagedtensor as st
+from stagedtensor.codegen import pipeline
+from stagedtensor.codegen.passes.recompute import recompute
+from stagedtensor.codegen.schedule import slab
+from stagedtensor.runtime import cpu
+from stagedtensor.runtime.routine import Routine
+
+from .running import Array, Program, Setting, assert_same_bits, run
+
+BATCH, HEADS = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of any size are worth a slab; code of the kernel cache was generated with other limits."""
+    monkeypatch.setattr(cpu, "generator_version", lambda: None)
+    monkeypatch.setattr(slab, "LEAST_BYTES", 1024)
+
+
+def attention(prec: str, queries: int, keys: int, features: int, *, causal: bool = False, masked: bool = False) -> Program:
+    """Attention with its gradients."""
+    shapes = {"q": (queries, features), "k": (keys, features), "v": (keys, features + 2)}
+    rng = np.random.default_rng(queries + keys)
+    feeds: list[tuple[st.Tensor, Array]] = []
+    for name, (length, width) in shapes.items():
+        tensor = st.placeholder(name, batch=[BATCH, length], output=[HEADS, width], prec=prec, requires_grad=True)
+        feeds.append((tensor, rng.standard_normal((BATCH, length, HEADS, width)).astype(np.float32)))
+    mask = None
+    if masked:
+        mask = st.placeholder("mask", batch=[BATCH], output=[1, queries, keys], prec="f32")
+        feeds.append((mask, (rng.random((BATCH, 1, queries, keys)) > 0.3).astype(np.float32)))
+    q, k, v = (tensor for tensor, _ in feeds[:3])
+    loss = st.mean(st.tanh(st.cast(st.attention(q, k, v, causal=causal, mask=mask), "f32")))
+    gradients = [grad for tensor in (q, k, v) if (grad := tensor.grad) is not None]
+    assert len(gradients) == 3
+    return Program(feeds, [loss, *gradients], st.grad_update(loss))
+
+
+def compare(build: Callable[[], Program], monkeypatch: pytest.MonkeyPatch, threads: int = 2) -> Routine:
+    """Require equal bits with slabs and without; return the routine with slabs."""
+    seen: list[Routine] = []
+
+    def program() -> Program:
+        made = build()
+        made.inspect = seen.append
+        return made
+
+    together = run(program, Setting(threads=threads))
+    monkeypatch.setattr(slab, "LEAST_BYTES", 1 << 60)
+    alone = run(program, Setting(threads=threads))
+    for at, (found, expected) in enumerate(zip(together, alone, strict=True)):
+        assert_same_bits(found, expected, f"result {at}")
+    assert not any("slabs" in kernel.path for kernel in seen[1].kernels)
+    return seen[0]
+
+
+def matrices(routine: Routine, shape: Sequence[int]) -> list[str]:
+    """Temporaries of a shape."""
+    text = str(list(shape))
+    return [line.node for line in routine.executable.temporaries if line.shape == text]
+
+
+CASES = {
+    "square": {"queries": 32, "keys": 32, "features": 16},
+    "causal": {"queries": 33, "keys": 33, "features": 8, "causal": True},
+    "mask": {"queries": 20, "keys": 35, "features": 12, "masked": True},
+    "wide": {"queries": 8, "keys": 70, "features": 8},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("prec", ["f32", pytest.param("bf16", marks=pytest.mark.slow), pytest.param("f16", marks=pytest.mark.slow)])
+def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    routine = compare(partial(attention, prec, **CASES[case]), monkeypatch)  # type: ignore[arg-type]
+    assert any("slabs" in kernel.path for kernel in routine.kernels), str(routine)
+
+
+def test_the_scores_are_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the probabilities computed again, neither forward nor backward leaves a matrix of queries and keys."""
+    monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024))
+
+    def layers() -> Program:
+        q, k = (
+            st.placeholder(name, batch=[BATCH, 32], output=[HEADS, 16], prec="f32", requires_grad=True) for name in "qk"
+        )
+        rng = np.random.default_rng(3)
+        feeds = [(item, rng.standard_normal((BATCH, 32, HEADS, 16)).astype(np.float32)) for item in (q, k)]
+        x = q
+        for _ in range(3):
+            x = st.attention(x, k, x, causal=True)
+        loss = st.mean(st.tanh(x))
+        gradients = [grad for tensor in (q, k) if (grad := tensor.grad) is not None]
+        return Program(feeds, [loss, *gradients], st.grad_update(loss))
+
+    routine = compare(layers, monkeypatch)
+    stored = matrices(routine, (BATCH, HEADS, 32, 32))
+    # the last layer's probabilities are read at once by its gradients: nothing would be saved by another computation
+    assert len(stored) <= 1, str(routine)
+
+
+def test_what_stands_between_is_moved_or_keeps_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that every head reads stand between two products: the second cannot join the first."""
+
+    def build() -> Program:
+        x = st.placeholder("x", batch=[16, 24], output=[24], prec="f32")
+        scores = st.einsum("b, i | -> c; b, j | -> c => b | i -> j", x, x)
+        shifted = st.exp(scores * 0.01)
+        total = st.sum(shifted, axis=None)
+        y = st.einsum("b | i -> j; b, j | -> c => b, i | -> c", shifted / total, x)
+        values = np.random.default_rng(2).standard_normal((16, 24, 24)).astype(np.float32)
+        return Program([(x, values)], [y, total])
+
+    compare(build, monkeypatch)
+
+
+def test_threads_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = partial(attention, "f32", 24, 24, 8)
+    one, three = (run(build, Setting(threads=threads)) for threads in (1, 3))
+    for at, (found, expected) in enumerate(zip(three, one, strict=True)):
+        assert_same_bits(found, expected, f"result {at}")
