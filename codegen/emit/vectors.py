@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.affine import affine, constant, flat_index
 from stagedtensor.codegen.emit.c_like import ExpressionPrinter, Level, Text
 from stagedtensor.codegen.loop_ir import (
     Apply,
@@ -40,13 +40,21 @@ _INFIX = {"add": ("+", Level.SUM), "sub": ("-", Level.SUM), "mul": ("*", Level.P
 _FUNCTIONS = {
     "exp": "st_exp_vf32",
     "sigmoid": "st_sigmoid_vf32",
+    "tanh": "st_tanh_vf32",
+    "erf": "st_erf_vf32",
+    "sqrt": "st_sqrt_vf32",
+    "rsqrt": "st_rsqrt_vf32",
+    "recip": "st_recip_vf32",
+    "nonfinite": "st_nonfinite_vf32",
     "maximum": "st_max_vf32",
     "minimum": "st_min_vf32",
     "abs": "st_abs_vf32",
     "relu": "st_relu_vf32",
 }
 _TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
-_PROFIT = ("exp", "sigmoid")
+_PROFIT = ("exp", "sigmoid", "tanh", "erf")
+_COSTLY_LANES = ("maximum", "minimum")
+"""Compilers let each of a reduction's steps wait for several masks; a vector needs one, which waits for nothing."""
 _MOST_UNROLLED = 4
 _LEAST = 4
 _LARGE = 1 << 25
@@ -103,6 +111,7 @@ class _Judge:
     def __init__(self, loop: For, bounds: Mapping[Symbol, int]) -> None:
         self._lane = loop.iterator.symbol
         self._bounds = {**bounds, self._lane: loop.iterator.bound}
+        self._lanes = loop.kind == "lane" and (constant(loop.iterator.extent) or 1) % CELLS == 0
         self._unrolled = loop.kind == "lane" and (constant(loop.iterator.extent) or 0) <= _MOST_UNROLLED * CELLS
         self._body = loop.body
         self._varying: set[Symbol] = {self._lane}
@@ -183,7 +192,7 @@ class _Judge:
             self._profits = True
             return not (arg.saturate or arg.flush) and self._value(arg.arg)
         if expr.type is i32 and arg.type is i64:
-            return flat_index(_LINE, (arg,)).coefficient(self._lane) == 1 and not any(
+            return affine(arg).coefficient(self._lane) == 1 and not any(
                 isinstance(part, Load) for part in walk(arg)
             )
         known = {(f32, i32), (i32, u32), (u32, i32)}
@@ -203,7 +212,7 @@ class _Judge:
             return (op != "div" or expr.type is f32) and all(map(self._value, args))
         if op in ("neg", "identity"):
             return self._value(args[0])
-        self._profits |= op in _PROFIT
+        self._profits |= op in _PROFIT or (op in _COSTLY_LANES and self._lanes)
         return op in _FUNCTIONS and expr.type is f32 and all(map(self._value, args))
 
     def _inside(self, load: Load) -> bool:
@@ -231,9 +240,6 @@ class _Judge:
                 limit is not None and limit % CELLS == 0
             )
         return expr.args[0].type in (f32, i32) and all(map(self._value, expr.args))
-
-
-_LINE = Buffer("line", i32, (1,))
 
 
 @dataclass

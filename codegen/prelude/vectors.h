@@ -289,3 +289,71 @@ ST_FN st_vf32 st_sigmoid_vf32(st_vf32 x) {
     st_vf32 remainder = st_fma_vf32(-quotient, lost, st_fma_vf32(-quotient, denominator, numerator));
     return st_fma_vf32(remainder, st_pick_vf32(negative, 1.0f - quotient, quotient), quotient);
 }
+//! st_sqrt_vf32 | needs st_vectors
+/* Correctly rounded. */
+ST_FN st_vf32 st_sqrt_vf32(st_vf32 x) {
+#if defined(__clang__)
+    return __builtin_ia32_sqrtps512(x, 4);
+#else
+    return __builtin_ia32_sqrtps512_mask(x, x, 0xffff, 4);
+#endif
+}
+//! st_recip_vf32 | needs st_vectors
+/* 1 / x, correctly rounded. */
+ST_FN st_vf32 st_recip_vf32(st_vf32 x) { return 1.0f / x; }
+//! st_rsqrt_vf32 | needs st_sqrt_vf32
+/* As st_rsqrt_f32. */
+ST_FN st_vf32 st_rsqrt_vf32(st_vf32 x) { return 1.0f / st_sqrt_vf32(x); }
+//! st_nonfinite_vf32 | needs st_pick_vi32 st_eq_vi32 st_all_vi32
+/* Infinity for infinities and NaN, else +0; read off the exponent field. */
+ST_FN st_vf32 st_nonfinite_vf32(st_vf32 x) {
+    st_vi32 exponent = (st_vi32)x & 0x7f800000, infinity = st_all_vi32(0x7f800000);
+    return (st_vf32)st_pick_vi32(st_eq_vi32(exponent, infinity), infinity, st_all_vi32(0));
+}
+//! st_exp_bounded_vf32 | needs st_fma_vf32 st_all_vf32 st_exp_reduced_vf32
+/* As st_exp_bounded_f32. */
+ST_FN st_vf32 st_exp_bounded_vf32(st_vf32 x) {
+    st_vf32 n = st_fma_vf32(x, st_all_vf32(0x1.715476p+0f), st_all_vf32(0x1.8p23f)) - 0x1.8p23f; /* 1 / ln(2) */
+    st_vf32 r = st_fma_vf32(n, st_all_vf32(-0x1.62e43p-1f), x); /* ln(2) in two parts */
+    r = st_fma_vf32(n, st_all_vf32(0x1.05c61p-29f), r);
+    return __builtin_ia32_scalefps512_mask(st_exp_reduced_vf32(r), n, x, 0xffff, 4);
+}
+//! st_odd_vf32 | needs st_vectors
+/* The magnitude with the sign of x. */
+ST_FN st_vf32 st_odd_vf32(st_vf32 magnitude, st_vf32 x) {
+    return (st_vf32)((st_vu32)magnitude | ((st_vu32)x & 0x80000000u));
+}
+//! st_tanh_vf32 | needs st_abs_vf32 st_less_or_vf32 st_lt_vf32 st_exp_bounded_vf32 st_odd_vf32 st_pick_vf32
+/* As st_tanh_f32. */
+ST_FN st_vf32 st_tanh_vf32(st_vf32 x) {
+    st_vf32 a = st_less_or_vf32(st_all_vf32(10.0f), st_abs_vf32(x)), s = a * a;
+    st_vf32 t = st_all_vf32(-0x1.75619ap-8f);
+    t = st_fma_vf32(t, s, st_all_vf32(0x1.5207b8p-6f));
+    t = st_fma_vf32(t, s, st_all_vf32(-0x1.b83738p-5f));
+    t = st_fma_vf32(t, s, st_all_vf32(0x1.1106fcp-3f));
+    t = st_fma_vf32(t, s, st_all_vf32(-0x1.555532p-2f));
+    st_vf32 near = st_fma_vf32(a * s, t, a);
+    st_vf32 far = 1.0f - 2.0f / (st_exp_bounded_vf32(2.0f * a) + 1.0f);
+    return st_odd_vf32(st_pick_vf32(st_lt_vf32(a, st_all_vf32(0.625f)), near, far), x);
+}
+//! st_erf_vf32 | needs st_abs_vf32 st_less_or_vf32 st_lt_vf32 st_exp_bounded_vf32 st_odd_vf32 st_pick_vf32
+/* As st_erf_f32. */
+ST_FN st_vf32 st_erf_vf32(st_vf32 x) {
+    st_vf32 a = st_less_or_vf32(st_all_vf32(4.0f), st_abs_vf32(x)), s = a * a;
+    st_vf32 e = st_all_vf32(-0x1.308246p-11f);
+    e = st_fma_vf32(e, s, st_all_vf32(0x1.44c0d4p-8f));
+    e = st_fma_vf32(e, s, st_all_vf32(-0x1.b618b6p-6f));
+    e = st_fma_vf32(e, s, st_all_vf32(0x1.ce12p-4f));
+    e = st_fma_vf32(e, s, st_all_vf32(-0x1.8126aep-2f));
+    e = st_fma_vf32(e, s, st_all_vf32(0x1.06eba4p-3f));
+    st_vf32 near = st_fma_vf32(a, e, a);
+    st_vf32 l = st_all_vf32(0x1.78e02cp-17f);
+    l = st_fma_vf32(l, a, st_all_vf32(-0x1.527e46p-12f));
+    l = st_fma_vf32(l, a, st_all_vf32(0x1.dd6e36p-9f));
+    l = st_fma_vf32(l, a, st_all_vf32(-0x1.8551d2p-6f));
+    l = st_fma_vf32(l, a, st_all_vf32(0x1.b3259cp-4f));
+    l = st_fma_vf32(l, a, st_all_vf32(0x1.45328ap-1f));
+    l = st_fma_vf32(l, a, st_all_vf32(0x1.20ef1cp+0f));
+    st_vf32 far = 1.0f - st_exp_bounded_vf32(-(l * a));
+    return st_odd_vf32(st_pick_vf32(st_lt_vf32(a, st_all_vf32(0.9375f)), near, far), x);
+}
