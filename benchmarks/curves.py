@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,8 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-import stagedtensor as st
-from stagedtensor.benchmarks import ours, runner
+from stagedtensor.benchmarks import compile_time, ours, runner
 from stagedtensor.benchmarks.chart import line_chart
 from stagedtensor.benchmarks.pages import NOTICE, markdown, number
 from stagedtensor.benchmarks.timing import Effort, take_turns
@@ -31,7 +29,6 @@ from stagedtensor.runtime.thread_pool import available_cpus
 PRECISIONS = ("f32", "bf16")
 EFFORT = Effort(rounds=9, block_s=0.04, leg_s=3.0)
 CLASSES = 10
-GRAPH_SIZES = (10, 30, 100, 300, 1000, 2000)
 
 
 @dataclass
@@ -43,6 +40,15 @@ class Curve:
     x_label: str
     y_label: str
     series: dict[str, list[tuple[float, float]]]
+
+
+@dataclass
+class Growth:
+    """All curves, the programs that were compiled, and the machine."""
+
+    curves: list[Curve]
+    compiles: list[compile_time.Row]
+    machine: dict[str, str]
 
 
 def mlp(width: int, depth: int, batch: int) -> Mlp:
@@ -86,36 +92,24 @@ def fresh_cache() -> Iterator[None]:
                 os.environ["STAGEDTENSOR_CACHE"] = before
 
 
-def graph(nodes: int) -> st.Tensor:
-    """Return the last of about ``nodes`` nodes in layers of four: product, sum, tanh, residual."""
-    h = st.placeholder("x", batch=[16], output=[16])
-    for at in range(max(1, nodes // 4)):
-        h = h + st.tanh(st.param(f"w{at}", output=[16]) @ h + st.param(f"b{at}", init=0.0))
-    return h
+def compile_curve(found: Sequence[compile_time.Row]) -> Curve:
+    """Return seconds to compile against the number of nodes."""
+    graphs = [row for row in found if row.name.endswith(" nodes")]
+    series = {
+        "cold": [(float(row.nodes), row.cold_s) for row in graphs],
+        "C compiler": [(float(row.nodes), row.compiler_s) for row in graphs],
+        "Python": [(float(row.nodes), row.solve_s + row.key_s + row.generate_s) for row in graphs],
+        "from the cache": [(float(row.nodes), row.cached_s) for row in graphs],
+    }
+    return Curve("graph", "Compile time of a training step against its nodes", "nodes", "seconds", series)
 
 
-def compile_times(sizes: Sequence[int]) -> dict[str, list[tuple[float, float]]]:
-    """Return seconds to compile a forward pass, cold and from the cache, by number of nodes."""
-    series: dict[str, list[tuple[float, float]]] = {"cold": [], "from the cache": []}
-    with fresh_cache():
-        for size in sizes:
-            for line in series.values():
-                with st.Session(), st.Context("cpu") as ctx:
-                    y = graph(size)
-                    began = time.perf_counter()
-                    ctx.compile(y, name=f"graph{size}")
-                    line.append((size, time.perf_counter() - began))
-            told = ", ".join(f"{line[-1][1]:.3g} s" for line in series.values())
-            print(f"graph of {size} nodes: {told}", file=sys.stderr)
-    return series
-
-
-def measure() -> list[Curve]:
+def measure() -> Growth:
     """Measure every curve."""
     cpus = available_cpus()
     two, unit = min(2, cpus), "ms per step"
     with fresh_cache():
-        return [
+        curves = [
             Curve(
                 "batch", f"Step time against the batch: MLP 256-256-256-10, {two} threads", "batch", unit,
                 step_times([8 << at for at in range(8)], lambda batch: mlp(256, 2, batch), lambda _: two),
@@ -132,10 +126,10 @@ def measure() -> list[Curve]:
                 "threads", "Step time against the threads: MLP 1024-1024-1024-10, batch 256", "threads", unit,
                 step_times(thread_steps(cpus), lambda _: mlp(1024, 2, 256), lambda threads: threads),
             ),
-            Curve(
-                "graph", "Compile time against the size of the graph", "nodes", "seconds", compile_times(GRAPH_SIZES)
-            ),
         ]  # fmt: skip
+    print("compile times", file=sys.stderr, flush=True)
+    compiles = compile_time.rows()
+    return Growth([*curves, compile_curve(compiles)], compiles, runner.machine())
 
 
 def thread_steps(cpus: int) -> list[int]:
@@ -143,8 +137,9 @@ def thread_steps(cpus: int) -> list[int]:
     return [count for count in (1, 2, 4, 8, 16, 32, 64) if count < cpus] + [cpus]
 
 
-def page(curves: Sequence[Curve], machine: dict[str, str]) -> str:
+def page(growth: Growth) -> str:
     """Return the page; its charts lie beside it in ``figures/``."""
+    machine = growth.machine
     parts = [
         NOTICE.replace("bench --write-docs", "bench --curves --write-docs"),
         "# How costs grow\n",
@@ -152,7 +147,7 @@ def page(curves: Sequence[Curve], machine: dict[str, str]) -> str:
         "blocks, f32 and bf16 taking turns.\nA step is forward, backward and SGD with momentum. Measured and written by\n"
         "`python -m stagedtensor bench --curves --write-docs docs`. How it compares: [Benchmarks](benchmarks.md).\n",
     ]
-    for curve in curves:
+    for curve in growth.curves:
         names, first = list(curve.series), next(iter(curve.series.values()))
         lines = [
             (f"{x:g}", *(number(line[at][1]) for line in curve.series.values()), slope(first, at))
@@ -168,7 +163,23 @@ def page(curves: Sequence[Curve], machine: dict[str, str]) -> str:
     parts.append(
         "The exponent is of the growth since the line before: 1 is linear, 2 quadratic, -1 a perfect division of the work.\n"
     )
+    if growth.compiles:
+        parts.append(compile_table(growth.compiles))
     return "\n".join(parts)
+
+
+def seconds(row: compile_time.Row) -> tuple[float, ...]:
+    """Return the parts of a compile and its sums, in the order of the table."""
+    return row.solve_s, row.generate_s, row.compiler_s, row.cold_s, row.cached_s
+
+
+def compile_table(found: Sequence[compile_time.Row]) -> str:
+    """Return where the compile time of each program goes."""
+    head = ("training step", "nodes:", "kernels:", "lines of C:", "shapes and precisions:", "generating:", "C compiler:")
+    lines = [
+        (row.name, *map(str, (row.nodes, row.kernels, row.lines)), *map(number, seconds(row))) for row in found
+    ]
+    return "## Where compile time goes\n\nSeconds.\n\n" + markdown((*head, "cold:", "from the cache:"), lines)
 
 
 def slope(line: Sequence[tuple[float, float]], at: int) -> str:
@@ -179,30 +190,27 @@ def slope(line: Sequence[tuple[float, float]], at: int) -> str:
     return f"{math.log(y1 / y0) / math.log(x1 / x0):.2f}"
 
 
-def save(curves: Sequence[Curve], machine: dict[str, str], path: Path) -> None:
-    """Write the curves as JSON."""
-    content = {"machine": machine, "curves": [asdict(curve) for curve in curves]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def save(growth: Growth, path: Path) -> None:
+    """Write everything as JSON."""
+    path.write_text(json.dumps(asdict(growth), indent=1) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> tuple[list[Curve], dict[str, str]]:
+def load(path: Path) -> Growth:
     """Read what :func:`save` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return [Curve(**curve) for curve in content["curves"]], content["machine"]
+    compiles = [compile_time.Row(**row) for row in content["compiles"]]
+    return Growth([Curve(**curve) for curve in content["curves"]], compiles, content["machine"])
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure the curves (or take saved ones), print their tables, write what was asked for."""
-    if arguments.saved:
-        curves, machine = load(arguments.saved[-1])
-    else:
-        curves, machine = measure(), runner.machine()
-    text = page(curves, machine)
+    growth = load(arguments.saved[-1]) if arguments.saved else measure()
+    text = page(growth)
     console.print(text, markup=False)
     if arguments.json:
-        save(curves, machine, arguments.json)
+        save(growth, arguments.json)
     if arguments.write_docs:
-        write(curves, text, arguments.write_docs)
+        write(growth.curves, text, arguments.write_docs)
     return 0
 
 

@@ -53,6 +53,7 @@ def benchmarks(results: Results) -> str:
         memory(training),
         floors(results, training),
         shares(results),
+        overheads(results),
         times(results, kernels, "## Kernels by themselves\n", "Milliseconds per call: median, p10 to p90. "),
         peaks(results, kernels),
     ]
@@ -263,6 +264,12 @@ def shares(results: Results) -> str:
         "`..._panels`\nthe packing of an operand.\n\n"
         + markdown(("workload", "precision", "kernels:", "longest", "others:"), lines)
     )
+
+
+def overheads(results: Results) -> str:
+    """Show what calls and the test for overflow cost."""
+    lines = [(name, number(value)) for name, value in results.overheads.items()]
+    return "## Overheads\n\n" + markdown(("cost", "measured:"), lines) if lines else ""
 
 
 def peaks(results: Results, rows: Sequence[Row]) -> str:

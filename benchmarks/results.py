@@ -59,12 +59,13 @@ class Row:
 
 @dataclass
 class Results:
-    """Everything that one run found: the machine, its peaks by number of threads, rows, and profiles by ratio key."""
+    """Everything that one run found: the machine, its peaks by number of threads, rows, profiles by ratio key, costs of calls."""
 
     machine: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     profiles: dict[str, list[list[Any]]] = field(default_factory=dict)
+    overheads: dict[str, float] = field(default_factory=dict)
 
     def ratios(self) -> dict[str, float]:
         """Return the time of the fastest peer over ours, by workload/precision/threads."""
@@ -78,6 +79,7 @@ class Results:
             "rows": [asdict(row) for row in self.rows],
             "ratios": self.ratios(),
             "profiles": self.profiles,
+            "overheads": self.overheads,
         }
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -86,6 +88,7 @@ class Results:
         self.machine |= other.machine
         self.peaks |= other.peaks
         self.profiles |= other.profiles
+        self.overheads |= other.overheads
         fresh = {(row.key, row.arm) for row in other.rows}
         self.rows = [row for row in self.rows if (row.key, row.arm) not in fresh] + other.rows
 
@@ -94,7 +97,7 @@ def load(path: Path) -> Results:
     """Read what :meth:`Results.save` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     rows = [Row(**row) for row in content["rows"]]
-    return Results(content["machine"], content["peaks"], rows, content["profiles"])
+    return Results(content["machine"], content["peaks"], rows, content["profiles"], content["overheads"])
 
 
 def ratios(rows: Iterable[Row]) -> dict[str, float]:

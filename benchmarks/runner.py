@@ -90,6 +90,8 @@ def keep(results: Results, threads: int, content: dict[str, Any], told: Callable
     """Put what a worker said where it belongs."""
     if "peaks" in content:
         results.peaks[str(threads)] = content["peaks"]
+    elif "overheads" in content:
+        results.overheads = content["overheads"]
     elif "profile" in content:
         results.profiles[content["key"]] = content["profile"]
     else:
@@ -143,7 +145,9 @@ def timed(plan: Plan, threads: int, scratch: Path) -> Iterator[dict[str, Any]]:
                 yield content
         if process.returncode == 0:
             return
-        if done < len(legs):
+        if done == len(legs):
+            print("the timing process failed behind its last leg", file=sys.stderr)
+        else:
             workload, precision = legs[done]
             reason = f"the timing process ended with status {process.returncode}"
             failed = [Row(workload, precision, threads, arm, error=reason) for arm in plan.arms]

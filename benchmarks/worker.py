@@ -2,7 +2,7 @@
 
 ``python -m stagedtensor.benchmarks.worker JOB`` with a JSON object: threads, arms, legs as [workload, precision], effort, and
 whether to compile a second time from the cache and to profile our step. Prints one JSON object a line: the machine's peaks,
-then per leg its rows and our profile. What libraries print goes to standard error.
+then per leg its rows and our profile, at last what a call costs. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(job: dict[str, Any]) -> None:
     threads = int(job["threads"])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
-    from stagedtensor.benchmarks import ceilings, kernels, training
+    from stagedtensor.benchmarks import ceilings, kernels, overheads, training
     from stagedtensor.benchmarks.timing import Effort
 
     def say(**content: Any) -> None:
@@ -41,6 +41,8 @@ def main(job: dict[str, Any]) -> None:
         say(rows=[asdict(row) for row in rows])
         if job["profile"] and workload not in kernels.KERNELS and "ours" in job["arms"]:
             say(profile=training.profile(workload, precision, threads), key=f"{workload}/{precision}/{threads}")
+    if job["profile"]:
+        say(overheads=overheads.measure())
 
 
 if __name__ == "__main__":

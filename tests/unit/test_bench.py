@@ -13,7 +13,20 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
-from stagedtensor.benchmarks import ceilings, chart, command, curves, kernel_times, ours, pages, results, runner, timing
+from stagedtensor.benchmarks import (
+    ceilings,
+    chart,
+    command,
+    compile_time,
+    curves,
+    kernel_times,
+    ours,
+    overheads,
+    pages,
+    results,
+    runner,
+    timing,
+)
 from stagedtensor.benchmarks.arm import Arm
 from stagedtensor.benchmarks.kernels import KERNELS
 from stagedtensor.benchmarks.results import Results, Row
@@ -157,7 +170,7 @@ def measured() -> Results:
     rows[-2].share = rows[-1].share = 0.5
     peak = {"threads": 2, "flops": {"f32": 1e11, "bf16": 1e12, "f16": 2.5e11}, "copy": 1e10, "target": "avx512"}
     profiles = {"mlp-small/f32/2": [["relu", 0.03], ["waiting for other threads", 0.01]]}
-    return Results({"processor": "one", "threads": "2", "date": "2026-01-01"}, {"2": peak}, rows, profiles)
+    return Results({"processor": "one", "threads": "2", "date": "2026-01-01"}, {"2": peak}, rows, profiles, {"ctx.run": 2.5})
 
 
 def test_the_json_has_rows_and_ratios(tmp_path: Path) -> None:
@@ -187,6 +200,7 @@ def test_saved_results_give_table_and_page(tmp_path: Path, capsys: pytest.Captur
     assert "| mlp-small | f32 | 0.05 (0.045-0.06) | 0.5 (0.45-0.6) | 0.1 (0.09-0.12) | **2** |" in page
     assert "| mlp-small | 2 | 0.833 |  |" in page  # f32 over bf16
     assert "`relu` 75%" in page
+    assert "| ctx.run | 2.5 |" in page
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert all(line.endswith(" |") for line in tables)
 
@@ -306,13 +320,21 @@ def test_charts_are_svg() -> None:
 
 def test_saved_curves_give_a_page_and_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = [(8.0, 1.0), (16.0, 2.0), (32.0, 8.0)]
-    saved = [curves.Curve("batch", "Step time against the batch", "batch", "ms per step", {"f32": line, "bf16": line})]
-    curves.save(saved, {"processor": "one", "threads": "2", "date": "2026-01-01"}, tmp_path / "curves.json")
+    saved = curves.Curve("batch", "Step time against the batch", "batch", "ms per step", {"f32": line, "bf16": line})
+    compiles = [
+        compile_time.Row(f"{nodes} nodes", nodes, 5, 100, 0.1, 0.05, 0.2, nodes / 10, 0.25) for nodes in (10, 100)
+    ]
+    machine = {"processor": "one", "threads": "2", "date": "2026-01-01"}
+    growth = curves.Growth([saved, curves.compile_curve(compiles)], compiles, machine)
+    curves.save(growth, tmp_path / "curves.json")
+    assert curves.load(tmp_path / "curves.json").compiles == compiles
     assert main(["bench", "--curves", "--from", str(tmp_path / "curves.json"), "--write-docs", str(tmp_path)]) == 0
     page = (tmp_path / "growth.md").read_text(encoding="utf-8")
     assert "| 16 | 2 | 2 | 1.00 |" in page
     assert "| 32 | 8 | 8 | 2.00 |" in page
     assert "figures/batch.svg" in page
+    assert "| 100 | 10 | 9.65 | 0.35 | 0.25 | 1.00 |" in page  # compile time by number of nodes
+    assert "| 10 nodes | 10 | 5 | 100 | 0.1 | 0.2 | 0.65 | 1 | 0.25 |" in page
     xml.etree.ElementTree.parse(tmp_path / "figures" / "batch.svg")
     assert "wrote" in capsys.readouterr().out
 
@@ -338,3 +360,4 @@ def test_a_small_run_without_other_libraries() -> None:
     assert any("momentum" in name for name in names)
     assert found.peaks["1"]["flops"]["f32"] > 0
     assert found.ratios() == {}
+    assert positive(found.overheads[overheads.GATED]) < 10
