@@ -282,7 +282,7 @@ class BodyPrinter:
         pad, symbol = _INDENT * depth, stmt.iterator.symbol
         vectors = VectorPrinter(self._printer, symbol, self._give)
         if places := pieces(stmt):
-            braced = len(places) > 1 and any(isinstance(part, Let) for part in stmt.body)
+            braced = any(isinstance(part, Let) for part in stmt.body)
             for place, count in places:
                 some = hex((1 << count) - 1) if count < CELLS else ""
                 yield from (f"{pad}{{",) if braced else ()

@@ -261,3 +261,15 @@ def test_the_source_is_the_same_text_every_time() -> None:
         for at in range(5):
             st.placeholder(f"other{at}", output=[at + 1])
     assert text() == first
+
+
+def test_lanes_of_two_sums_have_names_of_their_own() -> None:
+    """A row as long as a few lanes: the sums over it and what merges them stand in one scope of the source."""
+    logits, labels = np.random.default_rng(0).normal(size=(16, 4)), np.arange(16) % 4
+    losses = []
+    for device in ("cpu", "reference"):
+        with program(device) as p:
+            loss = st.cross_entropy(p.input(logits, batch=1, requires_grad=True), p.input(labels, st.i32, batch=1))
+            p.ctx.compile(st.grad_update(loss))
+            losses.append(p.run(loss)[0])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)  # the reference adds in another order
