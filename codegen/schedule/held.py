@@ -6,7 +6,8 @@ buffer that stays in the cache does not have, and costs a conversion at every re
     h[i] = bf16(v)             ->    h[i] = f32(bf16(v))          h becomes an f32 buffer
     ... f32(h[i]) ...                ... h[i] ...
 
-Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format.
+Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format. Operands of
+contractions, which are widened anyway, may be larger where they do not live long.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from stagedtensor.codegen.loop_ir import (
     Store,
     children,
 )
-from stagedtensor.codegen.rewrite import Rewriter, expressions, walk_stmts
+from stagedtensor.codegen.passes.dependence import is_contraction
+from stagedtensor.codegen.rewrite import Rewriter, buffers_read, buffers_written, expressions, walk_stmts
 from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.nest import inline_lets, loads_in
 from stagedtensor.precision import f32
 
 
 def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = frozenset()) -> Module:
     """Return ``module`` with its small narrow temporaries in f32, and those that are to be ``local``."""
+    narrow = [buffer for buffer in module.temporaries if buffer.type.is_narrow and buffer.type.is_float]
+    passing = _passing_operands(module)
     candidates = {
         buffer
-        for buffer in module.temporaries
-        if buffer.type.is_narrow
-        and buffer.type.is_float
-        and (buffer.size <= machine.most_held_cells or buffer in local)
+        for buffer in narrow
+        if buffer in local or buffer.size <= (machine.most_passing_cells if buffer in passing else machine.most_held_cells)
     }
     for kernel in module.kernels:
         candidates.difference_update(_read_as_they_are(kernel))
@@ -50,6 +53,24 @@ def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = froze
         kernels=tuple(work.proc(kernel) for kernel in module.kernels),
         temporaries=tuple(wide.get(buffer, buffer) for buffer in module.temporaries),
     )
+
+
+_SHORT_LIFE = 8
+
+
+def _passing_operands(module: Module) -> set[Buffer]:
+    """Temporaries that a contraction reads, which would widen all of them, and that few kernels later nobody needs."""
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    operands: set[Buffer] = set()
+    for at, kernel in enumerate(module.kernels):
+        for buffer in (*buffers_read(kernel.body), *buffers_written(kernel.body)):
+            first.setdefault(buffer, at)
+            last[buffer] = at
+        for stmt in kernel.body:
+            if isinstance(stmt, Block) and is_contraction(stmt):
+                operands.update(load.buffer for item in stmt.accumulators for load in loads_in(inline_lets(stmt, item.update)))
+    return {buffer for buffer in operands if last[buffer] - first[buffer] <= _SHORT_LIFE}
 
 
 def _read_as_they_are(kernel: Proc) -> Iterator[Buffer]:

@@ -36,7 +36,8 @@ class Machine:
     are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
     reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
     ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
-    small part of a core's cache. An operand of up to ``cache_bytes`` bytes stays in a core's own cache while others pass by.
+    small part of a core's cache; operands of contractions of up to ``most_passing_cells`` where they soon are gone. An operand of
+    up to ``cache_bytes`` bytes stays in a core's own cache while others pass by.
     """
 
     vector_bytes: int
@@ -48,6 +49,7 @@ class Machine:
     most_blocks: int = 64
     few_results: int = 64
     most_held_cells: int = 131_072
+    most_passing_cells: int = 1 << 20
     cache_bytes: int = 1 << 20
 
     def lanes(self, prec: Prec) -> int:

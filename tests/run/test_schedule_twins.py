@@ -6,6 +6,8 @@ import pytest
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule.held import hold_wide
+from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.twins import narrow_in_place
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, bf16, f16, f32
@@ -98,3 +100,30 @@ def test_a_twin_that_the_context_sees_stays() -> None:
     whole = module(cast_of(twin), contraction(X, twin, Y, (64, 48, 80), "NT"))
     assert narrow_in_place(whole) is whole
     agree(whole)
+
+
+def chain(between: int) -> tuple[ir.Module, ir.Buffer]:
+    """A narrow temporary too large to be held for its size alone, a contraction of it ``between`` kernels later."""
+    rows = 2 * 4096
+    source, narrow = ir.Buffer("source", f32, (rows, 32)), ir.Buffer("narrow", bf16, (rows, 32))
+    weights, out = ir.Buffer("weights", f32, (32, 16)), ir.Buffer("out", f32, (rows, 16))
+    i, k = axis("i", rows), axis("k", 32)
+    blocks = [ir.Block("narrow", (i, k), (store(narrow, (i, k), load(source, i, k)),))]
+    for at in range(between):
+        counter, c = ir.Buffer(f"counter{at}", f32, (3,)), axis("c", 3)
+        blocks.append(ir.Block(counter.name, (c,), (store(counter, (c,), ir.Const(float(at), f32)),)))
+    blocks.append(contraction(narrow, weights, out, (rows, 16, 32), "NN"))
+    return module(*blocks, temporaries=(narrow,)), narrow
+
+
+def test_operands_that_soon_are_gone_are_held_in_f32() -> None:
+    constants = Machine(64, 32, most_held_cells=1000)
+    short, narrow = chain(1)
+    (held,) = hold_wide(short, constants).temporaries
+    assert (held.name, held.type) == (narrow.name, f32)
+    long, narrow = chain(20)
+    assert hold_wide(long, constants).temporaries == (narrow,)
+    few = Machine(64, 32, most_held_cells=1000, most_passing_cells=1000)
+    short, narrow = chain(1)
+    assert hold_wide(short, few).temporaries == (narrow,)
+    agree(short)
