@@ -98,4 +98,4 @@ def generate(
 
 def generate_cuda(program: SolvedProgram, numerics: Numerics, *, fusion: bool = True, check: bool = False) -> Module:
     """Compile ``program`` into CUDA kernels, each with its launch; the same for every GPU."""
-    return schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics)
+    return schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics, fusion=fusion)

@@ -36,6 +36,10 @@ def long_rows() -> st.Tensor:
     return st.max(st.placeholder("x", batch=[200], output=[3000]), axis="output")
 
 
+def rows_together() -> st.Tensor:
+    return st.softmax(st.placeholder("x", batch=[200], output=[3000], prec="bf16"))
+
+
 def columns() -> st.Tensor:
     return st.sum(st.placeholder("x", batch=[300], output=[5000]), axis="batch")
 
@@ -80,6 +84,7 @@ FAMILIES: dict[str, tuple[Callable[[], st.Tensor], Numerics, str]] = {
     "wide_pointwise": (wide_pointwise, EXACT, "elementwise, 8 points per thread, 16-byte accesses"),
     "short_rows": (short_rows, EXACT, "row reduction, 32 threads per result"),
     "long_rows": (long_rows, EXACT, "row reduction, 256 threads per result"),
+    "rows_together": (rows_together, EXACT, "rows through 3 steps, 256 threads per row"),
     "columns": (columns, EXACT, "reduction in order, one thread per result"),
     "two_passes": (two_passes, EXACT, "parts"),
     "tiles": (tiles, EXACT, "f32 multiply-add; no mma: f32 operands, which Numerics(tf32_matmul=True) would allow"),

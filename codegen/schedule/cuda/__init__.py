@@ -7,33 +7,59 @@ rounding. Prints nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Module, Proc
+from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
-from stagedtensor.codegen.schedule.analysis import prune
-from stagedtensor.codegen.schedule.cuda.choose import plan_block
+from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_single_lets
+from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.together import groups, together
 from stagedtensor.errors import InternalError
 from stagedtensor.numerics import Numerics
 
 __all__ = ["Launch", "launch_of", "schedule_cuda"]
 
 
-def schedule_cuda(module: Module, numerics: Numerics | None = None) -> Module:
-    """Return ``module`` with every block turned into one or several kernels; ``numerics`` says which liberties they have."""
+def schedule_cuda(module: Module, numerics: Numerics | None = None, *, fusion: bool = True) -> Module:
+    """Return ``module`` with every block turned into one or several kernels, and with ``fusion`` rows kept together.
+
+    ``numerics`` says which liberties the kernels have.
+    """
     chosen = numerics or Numerics()
+    work = [(kernel, block) for kernel in module.kernels for block in _blocks(kernel)]
+    plain = [without_single_lets(block) for _, block in work]
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
-    for kernel in module.kernels:
-        for stmt in kernel.body:
-            if not isinstance(stmt, Block):
-                raise InternalError(f"kernel {kernel.name} holds {type(stmt).__name__}, which has no CUDA schedule")
-            base = kernel.name if len(kernel.body) == 1 else stmt.name
-            for nest in plan_block(stmt, chosen):
-                kernels.append(_proc(kernel, stmt, base, nest))
-                scratch += nest.scratch
+    for places in groups(plain, by_rows) if fusion else [[place] for place in range(len(work))]:
+        if len(places) > 1:
+            kernels.append(_together([work[place] for place in places], [plain[place] for place in places]))
+            continue
+        kernel, block = work[places[0]]
+        base = kernel.name if len(kernel.body) == 1 else block.name
+        for nest in plan_block(block, chosen):
+            kernels.append(_proc(kernel, block, base, nest))
+            scratch += nest.scratch
     return replace(module, kernels=tuple(kernels), temporaries=(*module.temporaries, *scratch))
+
+
+def _blocks(kernel: Proc) -> Iterator[Block]:
+    for stmt in kernel.body:
+        if not isinstance(stmt, Block):
+            raise InternalError(f"kernel {kernel.name} holds {type(stmt).__name__}, which has no CUDA schedule")
+        yield stmt
+
+
+def _together(work: Sequence[tuple[Proc, Block]], blocks: Sequence[Block]) -> Proc:
+    """Return the kernel of several blocks; it is called like the last one, whose result is the purpose of the others."""
+    body, launch, path = together(blocks)
+    costs = [cost_of(block) for block in blocks]
+    nest = CudaNest("", body, launch, path, Cost(sum(cost.flops for cost in costs), sum(cost.nbytes for cost in costs)))
+    kernel, block = work[-1]
+    origins = tuple(dict.fromkeys(origin for proc, item in work for origin in item.origins or proc.origins))
+    base = kernel.name if len(kernel.body) == 1 else block.name
+    return replace(_proc(kernel, block, base, nest), origins=origins)
 
 
 def launch_of(proc: Proc) -> Launch:

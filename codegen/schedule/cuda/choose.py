@@ -78,21 +78,34 @@ def _reduction(block: Block) -> tuple[CudaNest, ...]:
     return tuple(nests)
 
 
+def by_rows(block: Block) -> bool:
+    """Tell whether ``block`` gets the template of rows, whole: no product with tiles, not cut in two passes."""
+    block = without_single_lets(block)
+    found = contraction(block)
+    if found is not None:
+        given = product(collapsed(found))
+        if given is not None and min(given.sizes) >= _LEAST_TILE:
+            return False
+    return not block.scatter and split(block, _SPLIT, 32) is None and _along_rows(block, few=False)
+
+
+def _along_rows(block: Block, *, few: bool = True) -> bool:
+    """Tell whether threads share each result: they read along memory, or there are ``few`` results."""
+    flat = collapse(block)
+    long = points_of(flat.reduce) >= _SHORT
+    if not combinable(block) or not flat.reduce or not long or not all(item.bound for item in flat.iterators):
+        return False
+    along_memory = _follows(flat, flat.reduce[-1]) and not (flat.data and _stored_along(flat))
+    return along_memory or (few and points_of(flat.data) < _FEW_RESULTS)
+
+
 def _suffixed(block: Block, suffix: str) -> CudaNest:
     return replace(_whole(block), suffix=suffix)
 
 
 def _whole(block: Block) -> CudaNest:
     cost = cost_of(block)
-    flat = collapse(block)
-    long = points_of(flat.reduce) >= _SHORT
-    if combinable(block) and flat.reduce and long and all(item.bound for item in flat.iterators):
-        few = points_of(flat.data) < _FEW_RESULTS
-        along_memory = _follows(flat, flat.reduce[-1]) and not (flat.data and _stored_along(flat))
-        if few or along_memory:
-            body, launch, path = rows(block)
-            return CudaNest("", body, launch, path, cost)
-    body, launch, path = serial(block)
+    body, launch, path = rows(block) if _along_rows(block) else serial(block)
     return CudaNest("", body, launch, path, cost)
 
 

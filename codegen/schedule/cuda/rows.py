@@ -8,6 +8,7 @@ shapes alone and there are no atomics, so the sum is the same in every run and f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import as_index, floor_divide, modulo
 from stagedtensor.codegen.loop_ir import (
@@ -41,6 +42,7 @@ from stagedtensor.codegen.schedule.cuda.launch import (
     Launch,
     flatten,
     less,
+    points_of,
     shuffled,
     strided,
 )
@@ -55,14 +57,46 @@ _POINTS_OF_A_WARP = 512
 def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the nest; every accumulator must name how it combines and have a neutral state."""
     block = collapse(block)
-    along = flatten(block.reduce, "k")
-    threads = WARP if along.bound <= _POINTS_OF_A_WARP else THREADS
     thread = Symbol("thread", i64)
+    threads = threads_for(block)
+    found = row(block, thread)
+    body = list(found.body)
+    if threads > WARP:
+        body.append(Barrier())  # the next row writes the shared states again
+    loops: tuple[Stmt, ...] = (*found.scratch, *body)
+    dealt, blocks = dict(found.dealt), 1
+    if block.data:
+        results = flatten(block.data, "row")
+        blocks = max(1, min(MOST_BLOCKS * 8, results.bound))
+        inner = substitute(tuple(body), results.mapping)
+        loops = (*found.scratch, strided(results, results.wrap(inner)))
+        dealt[results.symbol] = "blocks"
+    launch = Launch(blocks, threads, dealt, cooperative=True, thread=thread)
+    return loops, launch, f"row reduction, {threads} threads per result"
+
+
+def threads_for(block: Block) -> int:
+    """Return how many threads share one result of ``block``."""
+    return WARP if points_of(block.reduce) <= _POINTS_OF_A_WARP else THREADS
+
+
+@dataclass(frozen=True)
+class Row:
+    """The work of one result, in the data iterators of its block: shared arrays, statements, and who walks its loop."""
+
+    scratch: tuple[Stmt, ...]
+    body: tuple[Stmt, ...]
+    dealt: dict[Symbol, Dealt]
+
+
+def row(block: Block, thread: Symbol) -> Row:
+    """Return the reduction of one row by :func:`threads_for` threads; ``thread`` is the symbol of the thread's number."""
+    along = flatten(block.reduce, "k")
+    threads = threads_for(block)
     names = {item.symbol: fresh(item.symbol) for item in block.accumulators}
     states: dict[Symbol, Expr] = {old: Var(new) for old, new in names.items()}
     work = point(block, {**states, **along.mapping})
     step = along.wrap(work.wrap(assignments(block.accumulators, names, work.mapping)))
-    dealt: dict[Symbol, Dealt] = {along.symbol: "threads of a block"}
     body: list[Stmt] = []
     for item in block.accumulators:
         assert item.neutral is not None
@@ -76,18 +110,7 @@ def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     elif _read_by_all(block):
         body.append(Barrier())  # a result may be stored in place of a cell that every thread has read
     body.append(If(Apply("eq", (Var(thread), as_index(0)), i64), tuple(_results(block, names))))
-    if threads > WARP:
-        body.append(Barrier())  # the next row writes the shared states again
-    loops: tuple[Stmt, ...] = (*scratch, *body)
-    blocks = 1
-    if block.data:
-        results = flatten(block.data, "row")
-        blocks = max(1, min(MOST_BLOCKS * 8, results.bound))
-        inner = substitute(tuple(body), results.mapping)
-        loops = (*scratch, strided(results, results.wrap(inner)))
-        dealt[results.symbol] = "blocks"
-    launch = Launch(blocks, threads, dealt, cooperative=True, thread=thread)
-    return loops, launch, f"row reduction, {threads} threads per result"
+    return Row(tuple(scratch), tuple(body), {along.symbol: "threads of a block"})
 
 
 def _read_by_all(block: Block) -> bool:
