@@ -19,7 +19,6 @@ from stagedtensor.codegen.passes.fuse import fuse
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.inline import inline
 from stagedtensor.codegen.passes.jam import jam
-from stagedtensor.codegen.passes.keep_rows import keep_rows
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
@@ -27,6 +26,7 @@ from stagedtensor.codegen.passes.recompute import recompute
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule
 from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.codegen.verify import verify

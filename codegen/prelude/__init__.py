@@ -7,7 +7,7 @@ contracts nor reassociates floating-point expressions: ``-ffp-contract=off -fwra
 
 Storage in C: f16 and bf16 are uint16_t, fp8 and bool uint8_t. Known features: ``fma`` (a hardware fused multiply-add),
 ``avx`` and ``neon`` (rounding instructions); others are ignored. The conversion instructions F16C and AVX512-BF16 are left
-alone: compilers do not vectorise the first from plain C, and the second flushes subnormals.
+alone here: compilers do not vectorise the first from plain C (``vectors`` names it), and the second flushes subnormals.
 """
 
 from __future__ import annotations

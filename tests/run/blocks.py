@@ -19,8 +19,8 @@ from stagedtensor.codegen.emit.c import CSource, emit_module
 from stagedtensor.codegen.interpret import run_module
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.jam import jam
-from stagedtensor.codegen.passes.keep_rows import keep_rows
 from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.verify import verify
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, i64

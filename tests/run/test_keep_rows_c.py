@@ -10,9 +10,9 @@ import pytest
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.jam import jam
-from stagedtensor.codegen.passes.keep_rows import keep_rows
 from stagedtensor.codegen.rewrite import expressions, walk_stmts
 from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.verify import verify
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import f32
