@@ -21,6 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
 
 
+@pytest.fixture(autouse=True)
+def _no_cached_code_of_a_changed_generator(request: pytest.FixtureRequest) -> None:
+    """Where a test replaces parts of the compiler, code is neither kept in the kernel cache nor taken from it."""
+    if "monkeypatch" in request.fixturenames:
+        monkeypatch = request.getfixturevalue("monkeypatch")
+        monkeypatch.setattr("stagedtensor.runtime.cpu.generator_version", lambda: None)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Return a function that compares a text with ``tests/golden/<file>/<test>.txt``."""
