@@ -25,8 +25,9 @@ from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
 from stagedtensor.numerics import Numerics
-from stagedtensor.precision import Prec
+from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.runtime import reading
+from stagedtensor.runtime.cuda_draw import fill_arguments, fill_source
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import draw_with_mirror
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
@@ -157,8 +158,19 @@ class CudaDevice:
         return buffer.array[...]
 
     def draw(self, kind: str, cells: int, prec: Prec, key: tuple[int, int], first: float, second: float) -> Array:
-        """Draw with the prelude's NumPy mirror, which gives the same bits."""
-        return draw_with_mirror(kind, cells, prec, key, first, second)
+        """Draw on the device; f64, whose logarithms are the device's own, with the prelude's NumPy mirror."""
+        if prec is f64 or cells == 0:
+            return draw_with_mirror(kind, cells, prec, key, first, second)
+        source = fill_source(kind, cells)
+        (function,) = self._load(source, Numerics())
+        (kernel,) = source.kernels
+        filled = self.allocate(f32, cells)
+        given = [self.allocate(buffer.type, buffer.size) for buffer in kernel.buffers[1:]]
+        for buffer, values in zip(given, fill_arguments(cells, key, first, second), strict=True):
+            self.upload(buffer, values)
+        with self._current():
+            function((kernel.launch.blocks,), (kernel.launch.threads,), (filled.array, *(item.array for item in given)))
+        return self.download(filled)
 
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
-from stagedtensor.runtime import cuda
+from stagedtensor.runtime import cuda, cuda_draw
+from stagedtensor.runtime.nvrtc import compile_cuda
 from tests.cuda import fake_cupy
 from tests.cuda.test_training import train
 
@@ -115,3 +116,29 @@ def test_layers_of_one_shape_share_their_kernels(pretended: Any) -> None:
     assert ["w1" in kernel.reads for kernel in routine.kernels] == [False, True, False]
     assert ["w2" in kernel.reads for kernel in routine.kernels] == [False, False, True]
     assert routine.source.count("__global__") == 2
+
+
+@pytest.mark.parametrize("init", ["normal", "uniform"])
+def test_initial_values_are_drawn_by_a_kernel_with_the_bits_of_the_cpu(
+    pretended: Any, init: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {}
+    launched: list[str] = []
+
+    def load(device: Any, emitted: Any, numerics: Any) -> Any:
+        launched.append(emitted.kernels[0].name)
+        return fake_cupy.load(device, emitted, numerics)
+
+    monkeypatch.setattr(cuda.CudaDevice, "_load", load)
+    for device in ("cpu", "cuda"):
+        with st.Session(), st.Context(device) as ctx:
+            initial = st.normal(0.5) if init == "normal" else st.uniform(-2.0, 3.0)
+            w, half = (st.param(name, output=[700], init=initial, prec=prec) for name, prec in (("w", "f32"), ("h", "bf16")))
+            ctx.init_params(st.sum(w) + st.sum(half), seed=7)
+            drawn[device] = [ctx.get_values(t) for t in (w, half)]
+    assert launched == [f"st_fill_{init}"] * 2
+    for found, expected in zip(drawn["cuda"], drawn["cpu"], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert np.unique(drawn["cuda"][0]).size > 650
+    if importlib.util.find_spec("cupy") is not None:
+        assert compile_cuda(cuda_draw.fill_source(init, 700).text, "sm_90").warnings == ()

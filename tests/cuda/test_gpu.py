@@ -178,6 +178,17 @@ def test_legs_of_mixed_precision() -> None:
         leg("cuda")
 
 
+@pytest.mark.parametrize("init", [st.normal(0.5), st.uniform(-2.0, 3.0)], ids=["normal", "uniform"])
+def test_initial_values(init: st.Initializer) -> None:
+    drawn = {}
+    for device in ("reference", "cuda"):
+        with st.Session(), st.Context(device) as ctx:
+            w = st.param("w", output=[100_003], init=init)
+            ctx.init_params(st.sum(w), seed=7)
+            drawn[device] = ctx.get_values(w)
+    np.testing.assert_array_equal(drawn["cuda"], drawn["reference"])
+
+
 def test_values_set_between_replays() -> None:
     with st.Session(), st.Context("cuda") as ctx:
         x = st.placeholder("x", output=[1000])
