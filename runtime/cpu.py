@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from stagedtensor.runtime.generator_version import generator_version
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 from stagedtensor.runtime.shared_library import load_library
 from stagedtensor.runtime.target import Target, detect, target as target_by_name
-from stagedtensor.runtime.thread_pool import ThreadPool
+from stagedtensor.runtime.thread_pool import ThreadPool, available_cpus
 
 _ALIGNMENT = 64
 _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
@@ -206,7 +205,7 @@ def aligned(nbytes: int) -> Array:
 def _units(code: CpuCode) -> tuple[Unit, ...]:
     from stagedtensor.runtime.cpu_generation import translation_units
 
-    return translation_units(code, min(_MOST_UNITS, len(os.sched_getaffinity(0))))
+    return translation_units(code, min(_MOST_UNITS, available_cpus()))
 
 
 def _runnable(target: Target) -> Target:
