@@ -97,8 +97,8 @@ def compile_curve(found: Sequence[compile_time.Row]) -> Curve:
     graphs = [row for row in found if row.name.endswith(" nodes")]
     series = {
         "cold": [(float(row.nodes), row.cold_s) for row in graphs],
-        "C compiler": [(float(row.nodes), row.compiler_s) for row in graphs],
-        "Python": [(float(row.nodes), row.solve_s + row.key_s + row.generate_s) for row in graphs],
+        "C compilers, processor time": [(float(row.nodes), row.compiler_s) for row in graphs],
+        "Python, processor time": [(float(row.nodes), row.solve_s + row.key_s + row.generate_s) for row in graphs],
         "from the cache": [(float(row.nodes), row.cached_s) for row in graphs],
     }
     return Curve("graph", "Compile time of a training step against its nodes", "nodes", "seconds", series)
@@ -179,7 +179,10 @@ def compile_table(found: Sequence[compile_time.Row]) -> str:
     lines = [
         (row.name, *map(str, (row.nodes, row.kernels, row.lines)), *map(number, seconds(row))) for row in found
     ]
-    return "## Where compile time goes\n\nSeconds.\n\n" + markdown((*head, "cold:", "from the cache:"), lines)
+    return (
+        "## Where compile time goes\n\nSeconds: of the processors for the parts (C compilers run side by side), by the clock for "
+        "a cold compile and one from the cache.\n\n"
+    ) + markdown((*head, "cold:", "from the cache:"), lines)
 
 
 def slope(line: Sequence[tuple[float, float]], at: int) -> str:

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -40,9 +42,20 @@ def main(job: dict[str, Any]) -> None:
             rows = training.leg(workload, precision, threads, job["arms"], effort, cached=job["cached"])
         say(rows=[asdict(row) for row in rows])
         if job["profile"] and workload not in kernels.KERNELS and "ours" in job["arms"]:
-            say(profile=training.profile(workload, precision, threads), key=f"{workload}/{precision}/{threads}")
+            with told(f"the profile of {workload} in {precision}"):
+                say(profile=training.profile(workload, precision, threads), key=f"{workload}/{precision}/{threads}")
     if job["profile"]:
-        say(overheads=overheads.measure())
+        with told("the overheads"):
+            say(overheads=overheads.measure())
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Say what failed, and go on: the times are worth more."""
+    try:
+        yield
+    except Exception as failure:  # of the compiler, of any library
+        print(f"{what}: {type(failure).__name__}: {failure}"[:500], file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import xml.etree.ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -322,7 +323,8 @@ def test_saved_curves_give_a_page_and_charts(tmp_path: Path, capsys: pytest.Capt
     line = [(8.0, 1.0), (16.0, 2.0), (32.0, 8.0)]
     saved = curves.Curve("batch", "Step time against the batch", "batch", "ms per step", {"f32": line, "bf16": line})
     compiles = [
-        compile_time.Row(f"{nodes} nodes", nodes, 5, 100, 0.1, 0.05, 0.2, nodes / 10, 0.25) for nodes in (10, 100)
+        compile_time.Row(f"{nodes} nodes", nodes, 5, 100, 0.1, 0.05, 0.2, nodes / 20, nodes / 10, 0.25, 0.2)
+        for nodes in (10, 100)
     ]
     machine = {"processor": "one", "threads": "2", "date": "2026-01-01"}
     growth = curves.Growth([saved, curves.compile_curve(compiles)], compiles, machine)
@@ -333,10 +335,35 @@ def test_saved_curves_give_a_page_and_charts(tmp_path: Path, capsys: pytest.Capt
     assert "| 16 | 2 | 2 | 1.00 |" in page
     assert "| 32 | 8 | 8 | 2.00 |" in page
     assert "figures/batch.svg" in page
-    assert "| 100 | 10 | 9.65 | 0.35 | 0.25 | 1.00 |" in page  # compile time by number of nodes
-    assert "| 10 nodes | 10 | 5 | 100 | 0.1 | 0.2 | 0.65 | 1 | 0.25 |" in page
+    assert "| 100 | 10 | 5 | 0.35 | 0.25 | 1.00 |" in page  # compile time by number of nodes
+    assert "| 10 nodes | 10 | 5 | 100 | 0.1 | 0.2 | 0.5 | 1 | 0.25 |" in page
     xml.etree.ElementTree.parse(tmp_path / "figures" / "batch.svg")
     assert "wrote" in capsys.readouterr().out
+
+
+DYING = """#!{python}
+import json, sys
+job = json.loads(sys.argv[3])
+workload, precision = job["legs"][0]
+if workload == "conv":
+    sys.exit(3)
+row = dict(workload=workload, precision=precision, threads=job["threads"], arm="ours", median_ms=1.0)
+print(json.dumps(dict(rows=[row])), flush=True)
+sys.exit(3 if len(job["legs"]) > 1 else 0)
+"""
+
+
+def test_a_leg_that_ends_the_process_costs_itself_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(DYING.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    plan = runner.Plan(("mlp-small", "conv", "lenet"), ("f32",), (1,), ("ours", "jax"), timing.Effort())
+    rows = [entry for content in runner.timed(plan, 1, tmp_path / "scratch") for entry in content["rows"]]
+    assert [(entry["workload"], entry["arm"]) for entry in rows] == [
+        ("mlp-small", "ours"), ("conv", "ours"), ("conv", "jax"), ("lenet", "ours"),
+    ]  # fmt: skip
+    assert rows[1]["error"] == "the timing process ended with status 3"
 
 
 @pytest.mark.slow
