@@ -1,14 +1,14 @@
 """Encoded weights: a matrix-vector product fused with decoding, against decoding first, beside the machine's copy speed.
 
-Run ``python benchmarks/encodings.py [--size 4096] [--threads 2] [ENCODING ...]``. Prints medians over runs that take turns:
-the fused product, the encoded bytes it reads per second, a routine that decodes into a buffer and multiplies after, and the
-same product with the weight decoded beforehand. The copy speed counts the bytes that are copied, once. Asserts nothing.
+Run ``python -m stagedtensor.benchmarks.encodings [--size 4096] [--threads 2] [ENCODING ...]``. Prints medians over runs that
+take turns: the fused product, the encoded bytes it reads per second, a routine that decodes into a buffer and multiplies
+after, and the same product with the weight decoded beforehand. The copy speed counts the bytes that are copied, once.
+Asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import stagedtensor as st
+from stagedtensor.benchmarks import ceilings
 from stagedtensor.encodings import PACKED_ENCODINGS, Dense, Encoded, Encoding
-
-_COPIED = 1 << 28
 
 
 def random_weight(encoding: Encoding, size: int) -> Encoded:
@@ -38,23 +37,6 @@ def random_weight(encoding: Encoding, size: int) -> Encoded:
         scales = np.asarray(rng.uniform(0.5, 1, blocks.shape[0]) / 64)
         blocks[:, offset : offset + 2] = scales.astype("<f2")[:, None].view(np.uint8)
     return Encoded((size, size), st.f32, encoding, blocks.tobytes())
-
-
-def copy_speed(threads: int) -> float:
-    """Return bytes copied per second by ``threads`` threads, the best of a few."""
-    source = np.ones(_COPIED // 8)
-    target = np.empty_like(source)
-    parts = [slice(at * source.size // threads, (at + 1) * source.size // threads) for at in range(threads)]
-
-    def once() -> None:
-        workers = [threading.Thread(target=np.copyto, args=(target[part], source[part])) for part in parts]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-
-    once()
-    return _COPIED / min(seconds(once) for _ in range(7))
 
 
 def seconds(run: Callable[[], None]) -> float:
@@ -96,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args(arguments)
     known = {encoding.name: encoding for encoding in PACKED_ENCODINGS}
-    copied = copy_speed(options.threads)
+    copied = ceilings.measure(options.threads).copy / 2
     table = Table(
         title=f"{options.size} x {options.size} times a vector, {options.threads} threads; copy {copied / 1e9:.1f} GB/s"
     )
