@@ -174,7 +174,9 @@ def blocked_columns(
         *added,
         If(Apply("eq", (Var(part), index(count - 1)), i64), tile.finalise(starts)),
     )
-    nested = _outer(order, body, max(order, key=lambda given: given.bound) if parallel else None)
+    # Where the loop that is dealt out lies does not matter to threads: a panel of columns stays nearest while rows pass by.
+    shared = max(order, key=lambda given: given.bound)
+    nested = nest(order, body, {shared.symbol: "parallel"} if parallel else {})
     return (loop(part, count, nested),), f"{_describe(block, shape, row)}, {count} blocks of it", sums
 
 
