@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
 """Work of a whole routine below which a second thread gains less than its barriers cost."""
 
 
+_COMMENT = re.compile(r"//[^\n]*(?<!\\)$", re.MULTILINE)
+"""Comments say where the user wrote what: a library is the same when lines have moved."""
 _MOST_UNITS = 8
 """Compilers that run side by side at most: each takes some 150 MB."""
 
@@ -110,6 +113,7 @@ class CpuDevice:
             key=(repr(numerics.key()),),
             locate=code.locate,
             split=lambda: _units(code),
+            significant=lambda text: _COMMENT.sub("", text),
         )
         return Executable(
             code.text,

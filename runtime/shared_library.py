@@ -27,11 +27,13 @@ def build_library(
     key: Sequence[str] = (),
     locate: Locate | None = None,
     split: Callable[[], Sequence[Unit]] = tuple,
+    significant: Callable[[str], str] = str,
 ) -> Path:
     """Return the path of the library of ``source``, compiled where the cache lacks it.
 
     ``key`` are further texts the result depends on (numerics). ``split`` gives translation units to compile in place of
-    the one text, none where that is better; the library does the same. Raises CompileError and ContextError.
+    the one text, none where that is better; the library does the same. ``significant`` returns what of a source has a
+    bearing on what it does. Raises CompileError and ContextError.
     """
     units = [source] if isinstance(source, str) else list(source)
     flags = compiler.flags(target, extra_flags)
@@ -39,7 +41,8 @@ def build_library(
     def build(path: Path) -> None:
         compile_shared(units, path, flags=flags, compiler=compiler, locate=locate, libraries=libraries, split=split())
 
-    name = digest(compiler.identity, "\n".join((*flags, *libraries)), target.name, "\n".join(key), *units)
+    texts = map(significant, units)
+    name = digest(compiler.identity, "\n".join((*flags, *libraries)), target.name, "\n".join(key), *texts)
     return cache.get_or_build(name, build, source="\n".join(units))
 
 
@@ -54,6 +57,7 @@ def load_library(
     key: Sequence[str] = (),
     locate: Locate | None = None,
     split: Callable[[], Sequence[Unit]] = tuple,
+    significant: Callable[[str], str] = str,
 ) -> ctypes.CDLL:
     """Build ``source`` as :func:`build_library` does and load it into this process."""
     failure: OSError | None = None
@@ -68,6 +72,7 @@ def load_library(
             key=key,
             locate=locate,
             split=split,
+            significant=significant,
         )
         try:
             return ctypes.CDLL(str(path))

@@ -163,6 +163,20 @@ def test_debug_generates_and_verifies(tmp_path: Path) -> None:
     assert compiled(tmp_path, debug=True)[1]
 
 
+def test_a_library_is_the_same_when_lines_have_moved(tmp_path: Path) -> None:
+    x = "st.placeholder('x', output=[4], prec=st.f32)"
+    routines = []
+    for lines in (1, 5):
+        scope: dict[str, Any] = {"st": st}
+        with st.Session(), st.Context("cpu", cache_dir=tmp_path) as ctx:
+            exec(compile("\n" * lines + f"y = {x} * 3.0", "model.py", "exec"), scope)
+            routines.append((ctx.compile(scope["y"], name="step").source, ctx.stats.compiles, ctx.stats.cache_hits))
+    (first, *counts), (second, *again) = routines
+    assert "model.py:2" in first
+    assert second == first.replace("model.py:2", "model.py:6")
+    assert (counts, again) == ([1, 0], [0, 1])
+
+
 # -- damage -------------------------------------------------------------------------------------------------------
 
 
