@@ -42,6 +42,7 @@ _FUNCTIONS = {
     "sigmoid": "st_sigmoid_vf32",
     "tanh": "st_tanh_vf32",
     "erf": "st_erf_vf32",
+    "erfc": "st_erfc_vf32",
     "sqrt": "st_sqrt_vf32",
     "rsqrt": "st_rsqrt_vf32",
     "recip": "st_recip_vf32",
@@ -52,7 +53,7 @@ _FUNCTIONS = {
     "relu": "st_relu_vf32",
 }
 _TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
-_PROFIT = ("exp", "sigmoid", "tanh", "erf")
+_PROFIT = ("exp", "sigmoid", "tanh", "erf", "erfc")
 _COSTLY_LANES = ("maximum", "minimum")
 """Compilers let each of a reduction's steps wait for several masks; a vector needs one, which waits for nothing."""
 _MOST_UNROLLED = 4

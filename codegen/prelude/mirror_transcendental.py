@@ -260,36 +260,44 @@ _EXP2_SERIES = tuple(
 )
 
 
-_ERFC_EXPONENT = tuple(
-    float.fromhex(literal)
-    for literal in (
-        "-0x1.c2a6e6e4bf280p-4",
-        "0x1.fe24cf159077ap-2",
-        "-0x1.2bd7474ad799ap-1",
-        "-0x1.7d55528c2f4e2p-1",
-        "0x1.4fef54a24a0d6p+1",
-        "-0x1.4e653e16706f6p+1",
-        "0x1.297888e77a862p+0",
-        "-0x1.35b1919c1051fp-1",
-        "0x1.d5fceb714019bp-3",
-        "0x1.0d08164c0d753p-1",
-        "0x1.71a7118ae5888p+0",
-        "-0x1.d3671fcb12547p+0",
-    )
-)
-
-
 def erfc_f32(x: Array) -> Array:
     """1 - erf(x) without its cancellation."""
     x = np.asarray(x, F32, order="C")
-    z = np.abs(x).astype(F64)
-    z = np.where(z < 10.25, z, 10.25)
-    t = 2.0 / (2.0 + z)
-    exponent = _horner_f64(t, *_ERFC_EXPONENT) - z * z * float.fromhex("0x1.71547652b82fep+0")
-    shifted = exponent + float.fromhex("0x1.8p52")
-    power = _horner_f64(exponent - (shifted - float.fromhex("0x1.8p52")), *_EXP2_SERIES)
-    power = t * (power * from_bits_f64((bits_f64(shifted) << np.uint64(52)) + np.uint64(0x3FF0000000000000)))
-    result = np.where(x < 0, 2.0 - power, power).astype(F32)
+    magnitude = np.abs(x)
+    stays = magnitude < F32(10.0625)
+    a = np.where(stays, magnitude, F32(0))
+    one, half = np.full_like(a, 1), np.full_like(a, 0.5)
+    s = a * a
+    shifted, r = _split_exponent(-s)
+    r = r - fma_f32(a, a, -s)
+    q = _horner(r, "0x1.6a4d6p-10", "0x1.12398ep-7", "0x1.5558bp-5", "0x1.555492p-3", "0x1.fffffcp-2")
+    less_one = fma_f32(r * r, q, r)
+    d = fma_f32(half, a, one)
+    t = F32(1) / d
+    t_lost = fma_f32(-fma_f32(half, a, one - d), t, fma_f32(-d, t, one))
+    u = t - F32(0.25)
+    c = _horner(
+        u,
+        "0x1.526b8ep-5",
+        "-0x1.db19d4p-4",
+        "0x1.0b6dccp-4",
+        "0x1.b557d4p-4",
+        "-0x1.5852ep-4",
+        "-0x1.060f9p-3",
+        "0x1.50e712p-9",
+        "0x1.dde88cp-3",
+        "0x1.9f34fcp-2",
+        "0x1.c5f07ap-2",
+    )
+    last = np.full_like(a, _f32("0x1.7c0348p-2"))
+    whole = fma_f32(c, u, last)
+    whole_lost = fma_f32(c, u, last - whole)
+    w = t * whole
+    w_lost = fma_f32(t, whole_lost, fma_f32(t, whole, -w))
+    w_lost = fma_f32(w, fma_f32(t, np.full_like(a, _f32("0x1.41bap+0")), one) * t_lost, w_lost)
+    power = w + fma_f32(w, less_one, fma_f32(w_lost, less_one, w_lost))
+    power = np.where(stays, scale_f32(power, _low_integer(shifted)), F32(0))
+    result = np.where(x < 0, F32(2) - power, power)
     return np.asarray(np.where(np.isnan(x), x, result))
 
 

@@ -357,3 +357,39 @@ ST_FN st_vf32 st_erf_vf32(st_vf32 x) {
     st_vf32 far = 1.0f - st_exp_bounded_vf32(-(l * a));
     return st_odd_vf32(st_pick_vf32(st_lt_vf32(a, st_all_vf32(0.9375f)), near, far), x);
 }
+//! st_erfc_vf32 | needs st_abs_vf32 st_fma_vf32 st_all_vf32 st_lt_vf32 st_ne_vf32 st_pick_vf32
+/* As st_erfc_f32. */
+ST_FN st_vf32 st_erfc_vf32(st_vf32 x) {
+    st_vf32 a = st_abs_vf32(x), one = st_all_vf32(1.0f), half = st_all_vf32(0.5f);
+    st_vmask stays = st_lt_vf32(a, st_all_vf32(10.0625f));
+    st_vf32 s = a * a, s_lost = st_fma_vf32(a, a, -s);
+    st_vf32 n = st_fma_vf32(-s, st_all_vf32(0x1.715476p+0f), st_all_vf32(0x1.8p23f)) - 0x1.8p23f; /* 1 / ln(2) */
+    st_vf32 r = st_fma_vf32(n, st_all_vf32(-0x1.62e43p-1f), -s); /* ln(2) in two parts */
+    r = st_fma_vf32(n, st_all_vf32(0x1.05c61p-29f), r) - s_lost;
+    st_vf32 q = st_all_vf32(0x1.6a4d6p-10f);
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.12398ep-7f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.5558bp-5f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.555492p-3f));
+    q = st_fma_vf32(q, r, st_all_vf32(0x1.fffffcp-2f));
+    st_vf32 less_one = st_fma_vf32(r * r, q, r); /* e^r - 1 */
+    st_vf32 d = st_fma_vf32(half, a, one), t = 1.0f / d;
+    st_vf32 t_lost = st_fma_vf32(-st_fma_vf32(half, a, 1.0f - d), t, st_fma_vf32(-d, t, one));
+    st_vf32 u = t - 0.25f, c = st_all_vf32(0x1.526b8ep-5f);
+    c = st_fma_vf32(c, u, st_all_vf32(-0x1.db19d4p-4f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.0b6dccp-4f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.b557d4p-4f));
+    c = st_fma_vf32(c, u, st_all_vf32(-0x1.5852ep-4f));
+    c = st_fma_vf32(c, u, st_all_vf32(-0x1.060f9p-3f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.50e712p-9f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.dde88cp-3f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.9f34fcp-2f));
+    c = st_fma_vf32(c, u, st_all_vf32(0x1.c5f07ap-2f));
+    st_vf32 last = st_all_vf32(0x1.7c0348p-2f);
+    st_vf32 whole = st_fma_vf32(c, u, last), whole_lost = st_fma_vf32(c, u, last - whole);
+    st_vf32 w = t * whole, w_lost = st_fma_vf32(t, whole_lost, st_fma_vf32(t, whole, -w));
+    w_lost = st_fma_vf32(w, st_fma_vf32(t, st_all_vf32(0x1.41bap+0f), one) * t_lost, w_lost);
+    st_vf32 power = w + st_fma_vf32(w, less_one, st_fma_vf32(w_lost, less_one, w_lost));
+    power = __builtin_ia32_scalefps512_mask(power, n, (st_vf32){0}, stays, 4);
+    st_vf32 result = st_pick_vf32(st_lt_vf32(x, (st_vf32){0}), 2.0f - power, power);
+    return st_pick_vf32(st_ne_vf32(x, x), x, result);
+}

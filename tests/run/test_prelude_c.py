@@ -210,7 +210,7 @@ EXACT: dict[str, tuple[Callable[[Array], Any], float]] = {
     "tanh": (np.tanh, 1.4),
     "sigmoid": (exact_sigmoid, 1.5),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 1.2),
-    "erfc": (np.vectorize(math.erfc, otypes=[np.float64]), 0.6),
+    "erfc": (np.vectorize(math.erfc, otypes=[np.float64]), 1.9),
     "sin": (np.sin, 0.51),
     "cos": (np.cos, 0.51),
     "rsqrt": (lambda x: 1.0 / np.sqrt(x), 1.5),

@@ -25,7 +25,7 @@ _LOAD, _HALVES = "st_load_vf32({0} + i)", "st_load_vu16({0} + i)"
 FUNCTIONS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     **{
         stem: (("float",), "float", f"st_{stem}_vf32({_LOAD.format('a')})", f"st_{stem}_f32")
-        for stem in ("exp", "sigmoid", "tanh", "erf", "sqrt", "rsqrt", "recip", "nonfinite", "relu", "abs")
+        for stem in ("exp", "sigmoid", "tanh", "erf", "erfc", "sqrt", "rsqrt", "recip", "nonfinite", "relu", "abs")
     },
     **{
         stem: (("float", "float"), "float", f"st_{stem}_vf32({_LOAD.format('a')}, {_LOAD.format('b')})", f"st_{stem}_f32")
