@@ -198,7 +198,7 @@ class BodyPrinter:
         self.used.add(name)
         operands = f"{self._cell_address(rows, first_row)}, {self._index_text(row_step)}"
         operands = f"{operands}, {self._cell_address(columns, first_column)}"
-        if acc.space == "global":
+        if acc.space != "register":
             place = f"({self._type(acc.type)} (*)[{stmt.n}])({self._cell_address(acc, first_sum)})"
         else:
             place = self.names.of(acc)
@@ -234,8 +234,9 @@ class BodyPrinter:
         subscripts = "".join(f"[{max(extent, 1)}]" for extent in shape) or "[1]"
         if buffer.layout.steps:
             subscripts = f"[{max(buffer.size, 1)}]"
-        # Whole vectors of a tile of accumulators lie in one cache line each.
-        aligned = "_Alignas(64) " if buffer.space == "register" and len(buffer.shape) > 1 else ""
+        # Whole vectors of a tile of accumulators, and of a slab, lie in one cache line each.
+        whole = buffer.layout.steps or buffer.space == "register"
+        aligned = "_Alignas(64) " if whole and len(buffer.shape) > 1 else ""
         return f"{aligned}{self._type(buffer.type)} {self.names.give(buffer, buffer.name)}{subscripts}"
 
     def _scope_braced(self, body: tuple[Stmt, ...], depth: int) -> Iterator[str]:

@@ -25,9 +25,11 @@ from stagedtensor.codegen.loop_ir import (
     Cost,
     Expr,
     For,
+    Layout,
     Let,
     Load,
     Proc,
+    Reorder,
     Stmt,
     Store,
     Symbol,
@@ -96,17 +98,25 @@ class _Together:
     group: Group
     machine: Machine
     allocations: list[Alloc] = field(default_factory=list)
+    locals: dict[Buffer, Buffer] = field(default_factory=dict)
+    """What the nests are planned with, and the local array in its place."""
 
     def __post_init__(self) -> None:
         inner = len(self.group.extents)
         self.outer = tuple(Symbol(symbol.hint, symbol.type) for symbol in self.group.outer[0])
-        self.slabs = {slab: self._allocated(replace(slab, shape=slab.shape[inner:])) for slab in self.group.slabs}
+        self.slabs = {slab: self._planned(slab.name, slab.type, slab.shape[inner:]) for slab in self.group.slabs}
         self.wide: dict[tuple[Buffer, Prec, tuple[int, ...]], Buffer] = {}
 
-    def _allocated(self, buffer: Buffer) -> Buffer:
-        local = replace(buffer, space="local", node=None)
-        self.allocations.append(Alloc(local))
-        return local
+    def _planned(self, name: str, prec: Prec, shape: tuple[int, ...]) -> Buffer:
+        """A buffer of one point; schedules see it as any other."""
+        return self._allocated(Buffer(name, prec, shape))
+
+    def _allocated(self, planned: Buffer) -> Buffer:
+        """Bring ``planned`` into being as a local array, all cells in a row; returns it."""
+        in_a_row = planned.layout if planned.layout.steps else Layout((Reorder(tuple(range(len(planned.shape)))),))
+        self.locals[planned] = replace(planned, space="local", layout=in_a_row)
+        self.allocations.append(Alloc(self.locals[planned]))
+        return planned
 
     def blocks(self) -> Iterator[tuple[Block, Block | None]]:
         """The blocks of one point with what they are parts of, each behind those that widen its operands."""
@@ -141,7 +151,7 @@ class _Together:
         if key not in self.wide:
             shape = tuple(load.buffer.shape[place] for place in inner)
             name = f"{load.buffer.name.replace('.', '_')}_wide"
-            self.wide[key] = self._allocated(Buffer(name, f32, shape))
+            self.wide[key] = self._planned(name, f32, shape)
             axes = tuple(BlockIterator(index_symbol("cell"), as_index(extent), extent) for extent in shape)
             cells = iter(axes)
             at = tuple(
@@ -156,11 +166,11 @@ class _Together:
         """The statements of nests, their scratch local."""
         body: list[Stmt] = []
         for nest in nests:
-            local = {buffer: self._allocated(buffer) for buffer in nest.scratch}
-            self.slabs.update(local)
+            for buffer in nest.scratch:
+                self._allocated(buffer)
             # here, where only what this nest writes can change: a later nest may write what this one reads
             body += hoisted(Proc(nest.suffix, (), without_trivial_loops(nest.body))).body
-        return substitute(tuple(body), {}, self.slabs)
+        return substitute(tuple(body), {}, self.locals)
 
     def loop(self, body: Iterable[Stmt], *, parallel: bool) -> tuple[Stmt, ...]:
         """The loop over the outer points."""

@@ -74,6 +74,7 @@ CASES = {
     "square": {"queries": 32, "keys": 32, "features": 16},
     "causal": {"queries": 33, "keys": 33, "features": 8, "causal": True},
     "mask": {"queries": 20, "keys": 35, "features": 12, "masked": True},
+    "tall": {"queries": 128, "keys": 128, "features": 32, "causal": True},
     "wide": {"queries": 8, "keys": 70, "features": 8},
 }
 
