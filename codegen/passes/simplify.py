@@ -97,8 +97,9 @@ class _Simplifier(Rewriter):
         args = tuple(self._by_range(arg) for arg in expr.args)
         if args != expr.args:
             expr = simplified(replace(expr, args=args))
-            if not isinstance(expr, ir.Apply):
+            if not isinstance(expr, ir.Apply) or len(expr.args) != 2:
                 return expr
+            args = expr.args  # of another op, maybe: min(i, 2) + 0 has become min(i, 2)
         left, right = (interval(arg, self.ranges) for arg in args)
         match expr.op:
             case "and" if ir.index(1) in args:

@@ -91,6 +91,22 @@ def test_fused_uses_of_a_packed_weight(encoding: Encoding, device: str) -> None:
     close(ctx.get_values(scales.grad), len(losses) * (2 * (many @ exact.T) @ exact * many).sum(0))
 
 
+@pytest.mark.parametrize(("encoding", "device"), cases())
+def test_rows_of_one_block(encoding: Encoding, device: str) -> None:
+    value = sample(encoding, 7, 1)
+    weight, ids = value.numpy(), np.array([6, 0, 3, 6, 9, -2], np.int32)
+    one = np.random.default_rng(0).normal(0, 1, value.shape[-1]).astype(np.float32)
+    at = st.placeholder("at", batch=[6], prec=st.i32)
+    gathered = [st.gather(packed, at) for packed in orders(value)]
+    vectors = [packed @ st.constant(one) for packed in orders(value)]
+    ctx = st.Context(device)
+    ctx.set_values(at, ids)
+    ctx.compile([*gathered, *vectors])()
+    for rows, vector in zip(gathered, vectors, strict=True):
+        same_bits(ctx.get_values(rows), weight[ids.clip(0, 6)])
+        close(ctx.get_values(vector), weight.astype(np.float64) @ one)
+
+
 @pytest.mark.parametrize(
     ("encoding", "device"),
     [

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.intervals import Interval
 from stagedtensor.codegen.passes.cse import cse_block
 from stagedtensor.codegen.passes.exact import exact_in
-from stagedtensor.codegen.passes.simplify import simplified, simplify_block
+from stagedtensor.codegen.passes.simplify import simplified, simplify_block, simplify_positions
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.precision import Prec, bf16, f8e4m3, f16, f32, f64, i8, i32, i64, u8
 
@@ -128,6 +129,65 @@ def test_index_algebra_by_ranges() -> None:
     assert reduced("mod", 4) == ir.Var(j.symbol)
     assert pretty(reduced("mod", 32)) == "i * 4 + j"
     assert reduced("floordiv", 32) == ir.index(0)
+
+
+def evaluate(expr: ir.Expr, values: dict[ir.Symbol, int]) -> int:
+    """Compute an index expression in exact integers."""
+    if isinstance(expr, ir.Const):
+        return int(expr.value)
+    if isinstance(expr, ir.Var):
+        return values[expr.symbol]
+    assert isinstance(expr, ir.Apply)
+    left, right = (evaluate(arg, values) for arg in expr.args)
+    match expr.op:
+        case "add":
+            return left + right
+        case "sub":
+            return left - right
+        case "mul":
+            return left * right
+        case "floordiv":
+            return left // right
+        case "mod":
+            return left % right
+        case "minimum":
+            return min(left, right)
+        case "maximum":
+            return max(left, right)
+    return int({"lt": left < right, "le": left <= right, "gt": left > right, "ge": left >= right}[expr.op])
+
+
+def random_index(rng: np.random.Generator, symbols: tuple[ir.Symbol, ...], depth: int) -> ir.Expr:
+    if depth == 0 or rng.random() < 0.1:
+        return ir.Var(symbols[rng.integers(len(symbols))]) if rng.random() < 0.6 else ir.index(int(rng.integers(-2, 9)))
+    op = rng.choice(["add", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "lt", "le", "gt", "ge"], p=[0.2, *[0.1] * 6, *[0.05] * 4])
+    left = random_index(rng, symbols, depth - 1)
+    if op in ("floordiv", "mod"):
+        return ir.Apply(str(op), (left, ir.index(int(rng.choice([1, 2, 3, 4, 8])))), i64)
+    if op == "mul":
+        return ir.Apply("mul", (left, ir.index(int(rng.choice([0, 1, 2, 4])))), i64)
+    return ir.Apply(str(op), (left, random_index(rng, symbols, depth - 1)), i64)
+
+
+def test_simplified_indices_are_the_same_numbers() -> None:
+    """Among them min(k, 2) + i // 4 with i below 4, whose sum goes and leaves an op of other operands."""
+    symbols = tuple(ir.Symbol(name, i64) for name in "ijk")
+    i, k = ir.Var(symbols[0]), ir.Var(symbols[2])
+    clamped = ir.Apply("minimum", (ir.Apply("maximum", (k, ir.index(0)), i64), ir.index(2)), i64)
+    ranges = {symbols[0]: Interval(0, 3), symbols[1]: Interval(0, 6)}
+    rng = np.random.default_rng(0)
+    cases: list[ir.Expr] = [ir.Apply("add", (clamped, ir.Apply("floordiv", (i, ir.index(4)), i64)), i64)]
+    cases += [random_index(rng, symbols, int(rng.integers(1, 5))) for _ in range(1500)]
+    for expr in cases:
+        positions = simplify_positions(expr, ranges)
+        cell = ir.Load(ir.Buffer("x", f32, (1,)), (expr,))
+        read = simplify_positions(cell, ranges)
+        assert isinstance(read, ir.Load)
+        for values in ((0, 0, 0), (3, 6, -9), (1, 4, 17), (2, 5, 1), (3, 0, 2)):
+            held = dict(zip(symbols, values, strict=True))
+            want = evaluate(expr, held)
+            assert evaluate(positions, held) == want, (pretty(expr), pretty(positions), values)
+            assert evaluate(read.indices[0], held) == want, (pretty(expr), pretty(read.indices[0]), values)
 
 
 def test_guards_that_always_hold_go() -> None:
