@@ -18,6 +18,7 @@ from stagedtensor.codegen.loop_ir import (
     For,
     Load,
     Stmt,
+    Var,
     children,
     with_children,
 )
@@ -203,7 +204,7 @@ def _contraction(
     vector, row = roles.vector, roles.row
     width, height = vector.bound, 1 if row is None else row.bound
     unit = _unit_strides(roles.column_operand, vector)
-    may_pack = block.guard is None and height >= 8
+    may_pack = height >= 8 and (block.guard is None or _reads_every_cell(roles.column_operand, block))
     pack_columns = may_pack and (
         not unit
         or _lanes_filled(width, machine.lanes(prec)) < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
@@ -308,9 +309,21 @@ def _steps_of_a_block(block: Block, machine: Machine) -> int:
     whole = sum(load.buffer.nbytes for load in loads if outer.symbol in {symbol for part in load.indices for symbol in symbols_of(part)})
     if whole <= machine.cache_bytes or terms < _TERMS_OF_A_BLOCK or any(load.buffer.type.is_narrow for load in loads):
         return 0
+    if points(block.data) * block.accumulators[0].symbol.type.bytes > machine.cache_bytes:
+        return 0  # the sums themselves would come and go
     divisors = [steps for steps in range(1, outer.bound) if outer.bound % steps == 0]
     fitting = [steps for steps in divisors if whole * steps <= outer.bound * machine.cache_bytes // 2]
     return max(fitting, default=0)
+
+
+def _reads_every_cell(operand: Expr, block: Block) -> bool:
+    """Whether an operand is there at every point: a guard that skips points is no reason for it."""
+    bounds = {Var(item.symbol): item.bound for item in block.iterators if constant(item.extent) == item.bound}
+    return all(
+        constant(part) == 0 or (isinstance(part, Var) and bounds.get(part, extent + 1) <= extent)
+        for load in loads_in(operand)
+        for part, extent in zip(load.indices, load.buffer.shape, strict=True)
+    )
 
 
 def _repeats(block: Block, operand: Expr) -> float:
@@ -323,8 +336,9 @@ def _repeats(block: Block, operand: Expr) -> float:
 def _pays_to_widen(block: Block, operand: Expr) -> bool:
     """Worth it where every value is used several times and the buffer has no more cells than that."""
     load = narrow_load(operand)
-    uses = points(tuple(item for item in block.data if not depends(operand, item)))
-    if load is None or uses < _USES_THAT_REPAY or 4 * load.buffer.size > _MOST_SCRATCH:
+    if load is None or 4 * load.buffer.size > _MOST_SCRATCH:
+        return False
+    if points(block.iterators) < _USES_THAT_REPAY * load.buffer.size:
         return False
     read = points(tuple(item for item in block.iterators if depends(operand, item)))
     return load.buffer.size <= read

@@ -103,7 +103,7 @@ def weight_gradient(batch: int, size: int, kernel: int, channels: int, out: int)
 
 
 @pytest.mark.parametrize("prec", [f32, f64, bf16])
-@pytest.mark.parametrize("sizes", [(13, 7, 3, 8, 5), (9, 6, 5, 32, 4), (3, 5, 5, 1, 2)])
+@pytest.mark.parametrize("sizes", [(13, 7, 3, 8, 5), (16, 7, 3, 6, 5), (9, 6, 5, 32, 4), (3, 5, 5, 1, 2)])
 def test_input_gradient_skips_cells_outside(sizes: tuple[int, int, int, int, int], prec: Prec) -> None:
     whole = input_gradient(*sizes, prec)
     at_cpu(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
@@ -150,3 +150,8 @@ def test_infinities_outside_do_not_reach_the_result() -> None:
     dx = next(buffer for buffer in whole.external if buffer.name == "dx")
     assert np.isfinite(got[dx][:, 0, 0, :]).all()
     at_cpu(whole, arrays)
+
+
+def test_weights_are_padded_to_whole_vectors_behind_a_guard() -> None:
+    """The guard skips cells of ``dy``; the weights are there at every point, so that panels of them may be made."""
+    assert "weights_panels : f32[5,3,3,6]" in text_of(input_gradient(16, 7, 3, 6, 5, f32))
