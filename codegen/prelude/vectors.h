@@ -97,11 +97,11 @@ ST_FN st_vi32 st_load_some_vi32(st_vmask some, const int32_t *from) {
 }
 //! st_load_some_vu16 | needs st_vectors
 ST_FN st_vu16 st_load_some_vu16(st_vmask some, const uint16_t *from) {
-    return (st_vu16)__builtin_ia32_loaddquhi256_mask((const short *)from, (st_vi16){0}, some);
+    return (st_vu16)__builtin_ia32_loaddquhi256_mask((const void *)from, (st_vi16){0}, some);
 }
 //! st_load_some_u8_vi32 | needs st_vectors
 ST_FN st_vi32 st_load_some_u8_vi32(st_vmask some, const uint8_t *from) {
-    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const char *)from, (st_vbytes){0}, some);
+    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const void *)from, (st_vbytes){0}, some);
 #if defined(__clang__)
     typedef uint8_t unsigned_bytes __attribute__((vector_size(16)));
     return __builtin_convertvector((unsigned_bytes)bytes, st_vi32);
@@ -111,7 +111,7 @@ ST_FN st_vi32 st_load_some_u8_vi32(st_vmask some, const uint8_t *from) {
 }
 //! st_load_some_i8_vi32 | needs st_vectors
 ST_FN st_vi32 st_load_some_i8_vi32(st_vmask some, const int8_t *from) {
-    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const char *)from, (st_vbytes){0}, some);
+    st_vbytes bytes = __builtin_ia32_loaddquqi128_mask((const void *)from, (st_vbytes){0}, some);
 #if defined(__clang__)
     typedef int8_t signed_bytes __attribute__((vector_size(16)));
     return __builtin_convertvector((signed_bytes)bytes, st_vi32);
@@ -125,7 +125,7 @@ ST_FN void st_store_some_vf32(st_vmask some, float *to, st_vf32 cells) {
 }
 //! st_store_some_vu16 | needs st_vectors
 ST_FN void st_store_some_vu16(st_vmask some, uint16_t *to, st_vu16 cells) {
-    __builtin_ia32_storedquhi256_mask((short *)to, (st_vi16)cells, some);
+    __builtin_ia32_storedquhi256_mask((void *)to, (st_vi16)cells, some);
 }
 //! st_all_vf32 | needs st_vectors
 /* The same float in every cell; taking 0 away keeps the sign of a zero. */
