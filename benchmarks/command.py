@@ -147,7 +147,15 @@ def run(arguments: argparse.Namespace) -> int:
         for path in arguments.saved:
             measured.merge(found.load(path))
     else:
-        measured = runner.run(plan(arguments), lambda line: print(line, file=sys.stderr, flush=True))
+
+        def told(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+
+        def kept(so_far: found.Results) -> None:
+            if arguments.json:  # a long run that is broken off leaves what it had
+                so_far.save(arguments.json)
+
+        measured = runner.run(plan(arguments), told, kept)
     arms = runner.first_arms(tuple(dict.fromkeys(row.arm for row in measured.rows)))
     console.print(found.table(measured.rows, arms))
     if arguments.json:

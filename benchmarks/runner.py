@@ -74,13 +74,18 @@ def machine() -> dict[str, str]:
     return found
 
 
-def run(plan: Plan, told: Callable[[str], None] = lambda line: None) -> Results:
-    """Measure everything in the plan; ``told`` gets one line per leg."""
+def run(
+    plan: Plan,
+    told: Callable[[str], None] = lambda line: None,
+    kept: Callable[[Results], None] = lambda results: None,
+) -> Results:
+    """Measure everything in the plan; ``told`` gets one line per leg, ``kept`` what was found so far."""
     results = Results(machine=machine())
     with tempfile.TemporaryDirectory(prefix="stagedtensor-bench-") as scratch:
         for threads in plan.threads:
             for content in timed(plan, threads, Path(scratch) / f"threads{threads}"):
                 keep(results, threads, content, told)
+                kept(results)
             if plan.memory:
                 measure_memory(plan, threads, Path(scratch) / f"threads{threads}", results.rows)
     return results

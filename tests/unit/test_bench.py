@@ -372,8 +372,10 @@ def test_a_small_run_without_other_libraries() -> None:
         ("mlp-small", "gemm-256"), ("f16",), (1,), ("ours",), timing.Effort(rounds=3, block_s=0.005, leg_s=2.0)
     )
     lines: list[str] = []
-    found = runner.run(plan, lines.append)
+    kept: list[int] = []
+    found = runner.run(plan, lines.append, lambda so_far: kept.append(len(so_far.rows)))
     step, product = found.rows
+    assert {1, 2} <= set(kept)
     assert [line.partition(":")[0] for line in lines] == ["mlp-small/f16/1", "gemm-256/f16/1"]
     assert step.error is None
     assert step.counts
