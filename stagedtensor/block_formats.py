@@ -10,7 +10,7 @@ Integers are exact; each product, sum and difference of floats is one f32 operat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -80,6 +80,11 @@ class Encoding:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> Any:
+        if globals().get(self.name) is self:
+            return self.name  # copies and pickles of a known encoding are itself
+        return Encoding, tuple(getattr(self, item.name) for item in fields(self))
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------
@@ -286,6 +291,8 @@ def decode_blocks(encoding: Encoding, data: Any, *, count: int | None = None, sc
     ``count`` (default: as many as there are) is the number of elements of a whole-tensor encoding; ``scale`` the
     scale of one that does not hold it. Raises EncodingError where the bytes are no whole number of blocks.
     """
+    if not isinstance(encoding, Encoding):
+        raise EncodingError(f"decode_blocks: expected an encoding of st.encodings, got {encoding!r}")
     raw = byte_array(data)
     if encoding.decode is None or raw.dtype != np.uint8:
         raise EncodingError(f"decode_blocks: expected bytes of a packed encoding, got {encoding} of {raw.dtype}")
@@ -300,6 +307,10 @@ def decode_blocks(encoding: Encoding, data: Any, *, count: int | None = None, sc
     if raw.size % encoding.nbytes:
         raise EncodingError(f"{encoding}: {raw.size} bytes are no whole number of blocks of {encoding.nbytes}")
     blocks = raw.reshape(-1, encoding.nbytes)
+    if count is not None and count != blocks.shape[0] * encoding.elements:
+        raise EncodingError(
+            f"{encoding}: {raw.size} bytes hold {blocks.shape[0] * encoding.elements} elements in whole blocks, not {count}"
+        )
     result = np.empty((blocks.shape[0], encoding.elements), np.float32)
     step = _BLOCKS_AT_ONCE // encoding.elements
     elements = np.arange(encoding.elements)

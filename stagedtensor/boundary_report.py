@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from .node import HasNode, Node, Role, ancestors
 from .precision import Prec
+from .precision_requests import node_of
 from .precision_rules import BARRIER
 from .precision_solver import PrecisionSolution, solve_precisions
 from .regions import Region
@@ -37,9 +38,10 @@ class Convert:
 
 def converts(root: HasNode) -> list[Convert]:
     """Return the converts that ``root`` is computed through, in graph order: boundaries, twins, the user's casts."""
-    solution = solve_precisions([root.node])
+    top = node_of(root, "converts")
+    solution = solve_precisions([top])
     found = []
-    for node in ancestors([root.node]):
+    for node in ancestors([top]):
         record = node.record
         if record is None or record.kind not in (BARRIER, "cast"):
             continue
@@ -60,6 +62,7 @@ def role_of(record: OpRecord) -> ConvertRole:
 
 def boundaries(root: HasNode) -> list[Convert]:
     """Return the converts of region edges only, in graph order."""
+    node_of(root, "boundaries")
     return [convert for convert in converts(root) if convert.role == "boundary"]
 
 
@@ -68,11 +71,12 @@ def dump(root: HasNode) -> str:
 
     There is no label and no address in it, so that graphs which differ in names only have equal dumps.
     """
-    solution, shapes = solve_precisions([root.node]), solve_shapes([root.node])
+    top = node_of(root, "dump")
+    solution, shapes = solve_precisions([top]), solve_shapes([top])
     places: dict[Node, int] = {}
     regions: dict[Region, int] = {}
     lines: list[str] = []
-    for node in ancestors([root.node]):
+    for node in ancestors([top]):
         if dropped(node, solution):
             assert node.record is not None
             places[node] = places[node.record.operands[0].node]

@@ -42,7 +42,7 @@ class Encoded:
     not those of the encoding, naming the block.
     """
 
-    __slots__ = ("__weakref__", "data", "encoding", "order", "prec", "scale", "shape")
+    __slots__ = ("__weakref__", "_fixed", "data", "encoding", "order", "prec", "scale", "shape")
     __array_ufunc__ = None  # never an operand of NumPy by accident: decode it, or put it into a graph
 
     def __init__(
@@ -61,6 +61,15 @@ class Encoded:
         self.data: Bytes = _read_only(data)
         self.scale = None if scale is None else finite_f32(scale, encoding)
         self._check()
+        self._fixed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "_fixed"):  # what was checked stays: a shape that does not fit the bytes would read past them
+            raise EncodingError(f"an encoded weight is fixed; its {name} cannot be set: make another Encoded, or repack_to")
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> Any:
+        return Encoded, (self.shape, self.prec.name, self.encoding, self.data, self.order, self.scale)
 
     # -- facts ----------------------------------------------------------------------------------------------------
     @property

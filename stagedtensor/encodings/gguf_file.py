@@ -81,8 +81,10 @@ def _types() -> dict[int, TensorType]:
 
 
 def _mapped(path: str | os.PathLike[str]) -> Bytes:
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise EncodingError("there is no such file")
+    if not os.path.isfile(path):
+        raise EncodingError("this is a directory or a device, not a file")
     if os.path.getsize(path) == 0:
         raise EncodingError("the file is empty")
     return np.memmap(path, np.uint8, mode="r").view(np.ndarray)

@@ -136,9 +136,14 @@ class _Function:
         elif isinstance(root, Comp):
             self.wanted = _results_of(root)
             if twins == "fold":
-                raise ExportError('twins="fold" is for forward graphs: a gradient module trains the masters')
+                raise ExportError(
+                    'twins="fold" is for forward graphs: a gradient module trains the masters; leave twins="convert"\n'
+                    f"  {user_source().quoted()}"
+                )
         else:
-            raise TypeError(f"to_stablehlo takes a tensor or a computation, not {type(root).__name__}")
+            raise TypeError(
+                f"to_stablehlo takes a tensor or a computation, not {type(root).__name__}\n  {user_source().quoted()}"
+            )
         self.solved = solve_program(root, keep=self.wanted)
         self.lines = Lines()
         self.arguments: list[tuple[ir.Buffer, Value]] = []
@@ -160,7 +165,13 @@ class _Function:
             for block in kernel.body:
                 assert isinstance(block, ir.Block)
                 label = block.stores[0].buffer.name
-                builder.run(block, label, *_roles(block, label))
+                try:
+                    builder.run(block, label, *_roles(block, label))
+                except ExportError as error:
+                    node = block.stores[0].buffer.node
+                    if node is None:
+                        raise
+                    raise ExportError(f"{error}\n  {node.source.quoted()}") from None
         stored = {buffer.node: buffer for buffer in (*module.external, *module.temporaries) if buffer.node is not None}
         for node in self.wanted:
             self.results.append((stored[node], held[stored[node]]))
@@ -221,7 +232,7 @@ class _Function:
             if weight.data is None:
                 raise ExportError(
                     f'{weight.label}: params="constants" embeds arrays given as init=, and this parameter has an '
-                    "initializer; export it as an argument"
+                    f"initializer; export it as an argument\n  {weight.source.quoted()}"
                 )
             stored = convert(weight.data, self.solved.prec(weight))
             return self.lines.constant(convert(stored, buffer.type).reshape(buffer.shape), buffer.type)
@@ -288,7 +299,10 @@ def _results_of(comp: Comp) -> list[Node]:
     """Return the losses and the gradients of the trained parameters of a gradient computation."""
     statements = [statement for statement, _ in comp.statements()]
     if comp.attributes.get("accum_steps") is not None:
-        raise ExportError("accum_steps: gradients that accumulate over runs are state, which a function has not")
+        raise ExportError(
+            "accum_steps: gradients that accumulate over runs are state, which a function has not; export grad_update "
+            f"without accum_steps\n  {user_source().quoted()}"
+        )
     for statement in statements:
         target = statement.target.node
         if statement.stage in (Stage.UPDATE, Stage.INIT) or target.role in (Role.PARAM, Role.STATE, Role.CELL):
@@ -299,7 +313,9 @@ def _results_of(comp: Comp) -> list[Node]:
     seeds = [statement.target.node.value for statement in statements if statement.stage is Stage.SEED]
     losses = [node for node in seeds if node is not None]
     if not losses:
-        raise ExportError(f"{comp.name}: only tensors and the computation of grad_update can be exported")
+        raise ExportError(
+            f"{comp.name}: only tensors and the computation of grad_update can be exported\n  {user_source().quoted()}"
+        )
     gradients = {statement.target.node for statement in statements if statement.target.node.is_gradient}
     trained = sorted(
         (gradient for gradient in gradients if gradient.value is not None and gradient.value.role is Role.PARAM),

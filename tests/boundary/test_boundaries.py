@@ -85,6 +85,14 @@ def test_bad_arguments(bad: dict[str, Any]) -> None:
         st.stage(**bad)
 
 
+@pytest.mark.parametrize("report", [st.boundaries, st.converts, st.dump])
+def test_reports_of_what_is_no_tensor(report: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=f"{report.__name__}: expected a tensor or a node, got int"):
+        report(3)
+    with pytest.raises(PrecisionError, match=f"{report.__name__}: expected a tensor"):
+        report(x_of(6).grad)
+
+
 # -- crossing ---------------------------------------------------------------------------------------------------------
 
 OF_N = ["f32->bf16 enter", "bf16->f32 exit", "f32->f16 enter", "f16->f32 exit"]

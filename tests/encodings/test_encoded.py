@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ from stagedtensor.encodings import (
     Encoded,
     Encoding,
     TernaryPacked,
+    decode_blocks,
     import_i2_s,
     pack,
 )
@@ -79,6 +82,28 @@ def test_validation_refuses_each_broken_rule(case: str) -> None:
     make, message = BROKEN[case]
     with pytest.raises(EncodingError, match=message):
         make()
+
+
+@pytest.mark.parametrize("encoding", [Q8_0, TernaryPacked, BITNET_B1_58, Dense(4)], ids=str)
+def test_validation_holds_for_good_and_for_copies(encoding: Encoding) -> None:
+    value = sample(encoding, 2, 1)
+    for field in ("shape", "encoding", "data", "scale"):
+        with pytest.raises(EncodingError, match=f"its {field} cannot be set"):
+            setattr(value, field, getattr(value, field))
+    for twin in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert twin.encoding == value.encoding
+        assert twin.encoding is value.encoding or encoding.dense
+        np.testing.assert_array_equal(twin.numpy(), value.numpy())
+
+
+def test_decode_blocks_refuses_counts_and_names() -> None:
+    assert decode_blocks(Q8_0, bytes(68), count=64).size == 64
+    for count in (-1, 32, 65):
+        with pytest.raises(EncodingError, match=f"68 bytes hold 64 elements in whole blocks, not {count}"):
+            decode_blocks(Q8_0, bytes(68), count=count)
+    name: Any = "Q8_0"
+    with pytest.raises(EncodingError, match="expected an encoding"):
+        decode_blocks(name, bytes(34))
 
 
 def test_validation_ignores_code_3_in_the_padding() -> None:

@@ -225,9 +225,10 @@ def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_gguf_files_that_cannot_be_opened(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.gguf", tmp_path):
-        with pytest.raises(EncodingError, match="no such file"):
-            load_gguf(path)
+    with pytest.raises(EncodingError, match="no such file"):
+        load_gguf(tmp_path / "missing.gguf")
+    with pytest.raises(EncodingError, match="a directory"):
+        load_gguf(tmp_path)
 
 
 def real_header() -> bytes:

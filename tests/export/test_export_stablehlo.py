@@ -269,6 +269,16 @@ def test_strict() -> None:
         st.export.to_stablehlo(st.placeholder("state", output=[4], prec=st.u4x32))
     with pytest.raises(ExportError, match="initializer"):
         st.export.to_stablehlo(loss, params="constants")
+    for refused, options in (
+        (loss, {"params": "constants"}),
+        (st.grad_update(loss), {"twins": "fold"}),
+        (st.grad_update(loss, accum_steps=2), {}),
+        (st.placeholder("z", batch=[4], output=[2])[st.index("at", 4)], {}),
+        (st.sum(st.placeholder("d", batch=[st.dynamic("n", 8)], output=[2])), {}),
+        (loss.params, {}),
+    ):
+        with pytest.raises((ExportError, TypeError), match=r"\n  at test_export_stablehlo\.py:\d+: "):
+            st.export.to_stablehlo(refused, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="params"):
         st.export.to_stablehlo(loss, params="maybe")  # type: ignore[arg-type]
 
