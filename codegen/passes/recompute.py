@@ -26,13 +26,15 @@ LEAST_PEAK = 4 << 20
 """Bytes alive at once from which memory is worth a little work: what is less stays in the caches."""
 SCARCE = 32 << 20
 """Bytes alive at once from which memory is worth more than a little."""
+LARGE = 2 << 20
+"""Bytes of a buffer from which more than a little work is spent: what is no larger is read back from a core's own cache."""
 LEAST_BYTES = 128 << 10
 """Bytes of a buffer that is worth a kernel."""
-LITTLE_WORK = 3
+LITTLE_WORK = 5
 """Plain operations per byte saved, a slow one counted as ``_SLOW``, that cost no more than reading the value."""
-MOST_WORK = 24
+MOST_WORK = 40
 """As many as are ever spent: a few slow functions, or a product over some ten terms with them."""
-_SLOW = 16
+_SLOW = 24
 _TILED = 8
 """Multiply-adds of a register tile in the time of one plain operation."""
 _SMALL = 16
@@ -41,17 +43,22 @@ _DEEPEST = 4
 
 
 def recompute(
-    module: ir.Module, *, least_peak: int = LEAST_PEAK, scarce: int = SCARCE, least_bytes: int = LEAST_BYTES
+    module: ir.Module,
+    *,
+    least_peak: int = LEAST_PEAK,
+    scarce: int = SCARCE,
+    least_bytes: int = LEAST_BYTES,
+    large: int = LARGE,
 ) -> ir.Module:
     """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
 
-    Down to ``least_peak`` bytes for little work, down to ``scarce`` for more; buffers from ``least_bytes``. Returns
-    ``module`` itself where nothing is worth it.
+    For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
+    of more than ``large`` bytes. Returns ``module`` itself where nothing is worth it.
     """
     work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], dict.fromkeys(module.temporaries))
     before = work.look().peak
     while (now := work.look()).peak > least_peak:
-        choice = work.choice(now, least_bytes, MOST_WORK if now.peak > scarce else LITTLE_WORK)
+        choice = work.choice(now, least_bytes, large if now.peak > scarce else now.peak)
         if choice is None:
             break
         work.apply(choice)
@@ -115,8 +122,8 @@ class _Work:
                 peak, at = alive, place
         return _State(touched, written, peak, at)
 
-    def choice(self, state: _State, least_bytes: int, most_work: int) -> _Choice | None:
-        """Return the cheapest way to have fewer bytes alive at the worst moment."""
+    def choice(self, state: _State, least_bytes: int, large: int) -> _Choice | None:
+        """Return the cheapest way to have fewer bytes alive at the worst moment; more work for buffers over ``large``."""
         found: list[_Choice] = []
         for buffer in self.temporaries:
             places = state.touched.get(buffer, [])
@@ -129,7 +136,7 @@ class _Work:
             if chain is None:
                 continue
             work = sum(_work(self.items[place].block) for place in chain)
-            if work <= most_work * buffer.nbytes:
+            if work <= (MOST_WORK if buffer.nbytes > large else LITTLE_WORK) * buffer.nbytes:
                 found.append(_Choice(tuple(sorted(chain)), late, work, buffer.nbytes))
         return min(found, key=lambda choice: choice.rank, default=None)
 

@@ -40,9 +40,9 @@ def inlined(statements: list[Statement], keep: list[Tensor | Node]) -> ir.Module
     return inline(prune(lower(solved(statements, keep=keep), Numerics(), "cpu")))
 
 
-def again(module: ir.Module, *, scarce: int = 0) -> ir.Module:
-    """The module with recomputation wherever it is legal (``scarce``: for more than a little work)."""
-    result = recompute(module, least_peak=0, scarce=scarce, least_bytes=64)
+def again(module: ir.Module, *, scarce: int = 0, large: int = 0) -> ir.Module:
+    """The module with recomputation wherever it is legal (more than a little work under ``scarce`` and ``large``)."""
+    result = recompute(module, least_peak=0, scarce=scarce, least_bytes=64, large=large)
     verify(result)
     return result
 
@@ -128,6 +128,7 @@ def test_attention_computes_its_scores_again_where_memory_is_scarce() -> None:
         node.observable = True
     module = inlined(statements, [loss])
     assert "scores" not in copies(again(module, scarce=1 << 40)), "more than a little work"
+    assert "scores" not in copies(again(module, large=4096)), "no larger than that"
     late = again(module)
     assert {"scores", "scaled_scores", "softmax_quotient"} <= set(copies(late))
     assert late.recomputed > 0

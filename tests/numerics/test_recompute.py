@@ -46,7 +46,7 @@ def _generated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory counts from the first byte on."""
-    monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024))
+    monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0))
 
 
 @pytest.mark.parametrize("prec", ["f32", "bf16"])
@@ -61,7 +61,7 @@ def test_recomputation_changes_no_bit(prec: str, device: str, monkeypatch: pytes
         program.inspect = lambda routine: bytes_saved.append(routine.executable.recomputed_bytes)
         return program
 
-    for step in (lambda module: module, partial(recompute, least_peak=0, scarce=0, least_bytes=1024)):
+    for step in (lambda module: module, partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0)):
         monkeypatch.setattr(pipeline, "recompute", step)
         found.append(run(build, setting))
     assert bytes_saved[0] == 0 < bytes_saved[1]

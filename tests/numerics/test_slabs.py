@@ -88,7 +88,7 @@ def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch
 
 def test_the_scores_are_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the probabilities computed again, neither forward nor backward leaves a matrix of queries and keys."""
-    monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024))
+    monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0))
 
     def layers() -> Program:
         q, k = (
