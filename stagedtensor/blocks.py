@@ -40,6 +40,7 @@ class Frame:
 
 _frame: ContextVar[Frame | None] = ContextVar("stagedtensor_block", default=None)
 _applied: ContextVar[str | None] = ContextVar("stagedtensor_applied_model", default=None)
+_allowance: ContextVar[list[int] | None] = ContextVar("stagedtensor_block_allowance", default=None)
 
 
 def qualified(name: str) -> str:
@@ -56,6 +57,14 @@ def entered(name: str, label: str | None = None) -> Iterator[Frame]:
     Outside any block nothing is counted, so that names do not depend on what else a process has built.
     """
     parent = _frame.get()
+    allowance = _allowance.get()
+    if allowance is not None:
+        allowance[0] -= 1
+        if allowance[0] < 0:
+            raise LanguageError(
+                f"more blocks than one call into a text may make\n  {user_source().quoted()}\n"
+                "  make the count of layers smaller, or build the model in Python"
+            )
     if parent is None:
         path = name if label is None else f"{label}.{name}"
     else:
@@ -64,6 +73,16 @@ def entered(name: str, label: str | None = None) -> Iterator[Frame]:
     frame = Frame(path)
     with inside(frame):
         yield frame
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Let what runs inside open ``count`` blocks; one more is a LanguageError."""
+    token = _allowance.set([count])
+    try:
+        yield
+    finally:
+        _allowance.reset(token)
 
 
 @contextmanager

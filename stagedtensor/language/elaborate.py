@@ -253,9 +253,11 @@ class Elaborator:
             return value.grad
         if isinstance(value, Mapping) and name in value:  # captured sizes
             return value[name]
-        advice = near(name, value) if isinstance(value, Mapping) else ""
+        if isinstance(value, Mapping):  # captured sizes or blocks
+            owner = repr(node.value.name) if isinstance(node, ast.Field) and isinstance(node.value, ast.Name) else "it"
+            raise self.text.fault(node.at, f"{owner} has no {name!r}", advice=near(name, value))
         raise self.text.fault(
-            node.at, f"{kind_of(value)} has no field {name!r}", "the gradient of a tensor or a captured size", advice
+            node.at, f"{kind_of(value)} has no field {name!r}", "the gradient of a tensor or a captured size"
         )
 
     def precision_of(self, node: ast.Name, scope: Scope) -> Prec:

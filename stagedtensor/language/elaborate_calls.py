@@ -362,4 +362,6 @@ def _argument(machine: Machine, value: Any, wants_tensor: bool, at: int | None) 
         return as_tensor(value, lambda problem, expected: fault(machine, at, problem, expected))
     if value is UNIT:
         raise fault(machine, at, "() is no argument here", "a value")
+    if wants_tensor and (isinstance(value, str) or callable(value)):
+        raise fault(machine, at, f"{kind_of(value)} stands where a tensor is needed", "a tensor or a number")
     return value

@@ -14,7 +14,7 @@ from typing import Any
 from stagedtensor.tensor import Tensor, apply_pointwise
 
 from .model_parser import MAX_INTEGER
-from .model_values import kind_of
+from .model_values import UNIT, kind_of
 
 _ON_NUMBERS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -76,6 +76,10 @@ def on_tensors(symbol: str, left: Any, right: Any) -> Tensor:
         raise OperatorError(
             "'*' contracts two tensors, and one side is a number", "'*.'", "*. is the pointwise product"
         )
+    for value in (left, right):
+        if isinstance(value, str) or value is None or callable(value) or value is UNIT:
+            advice = "an argument with a minus is written f ~-x" if symbol == "-" and value is left else ""
+            raise OperatorError(f"{symbol!r} has {kind_of(value)}", "tensors or numbers", advice)
     result = _ON_TENSORS[symbol](left, right)
     if not isinstance(result, Tensor):
         raise OperatorError(

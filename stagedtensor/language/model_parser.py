@@ -81,6 +81,7 @@ def parse_text(text: Text) -> ast.Definitions:
         at = error.pos_in_stream or 0
         raise _unexpected(text, at, repr(str(error.token)), error.accepts or error.expected) from None
     _check_nesting(tree, text)
+    _check_names(tree, text)
     return _Builder(text).definitions(tree)
 
 
@@ -92,8 +93,18 @@ def _check_nesting(tree: ParseTree, text: Text) -> None:
         level = [child for part in level for child in part.children if isinstance(child, lark.Tree)]
     if level:
         raise text.fault(
-            _start(level[0]), f"expressions nest more than {MAX_NESTING} deep", advice="bind parts of it with let"
+            _start(level[0]),
+            f"expressions nest more than {MAX_NESTING} deep",
+            advice="bind parts of it with let; of a long chain of let or ; make definitions of their own",
         )
+
+
+def _check_names(tree: ParseTree, text: Text) -> None:
+    """Refuse names that are keywords: the parser takes them where no keyword may stand."""
+    for token in tree.scan_values(lambda part: isinstance(part, lark.Token) and part.type in ("NAME", "LABEL")):
+        name = str(token).removeprefix("~")
+        if name in _KEYWORDS:
+            raise text.fault(_start(token), f"{name!r} is a keyword of the language", "another name")
 
 
 def _start(part: ParseTree | lark.Token) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from stagedtensor.blocks import Frame
+from stagedtensor.blocks import Frame, at_most
 from stagedtensor.errors import LanguageError
 from stagedtensor.source import user_source
 
@@ -22,6 +22,8 @@ from .model_text import Text
 
 MAX_STEPS = 200_000
 """Expressions that one call from Python may evaluate."""
+MAX_BLOCKS = 10_000
+"""Blocks that one call from Python may make, those inside blocks of Python included."""
 MAX_CELLS = 200_000
 """Items that a list, tuple or array may hold, those of lists inside it included."""
 
@@ -152,13 +154,15 @@ _budget: ContextVar[_Budget | None] = ContextVar("stagedtensor_budget", default=
 @contextmanager
 def bounded() -> Iterator[bool]:
     """Bound the work of what runs inside; yield whether this is the outermost call."""
-    outermost = _budget.get() is None
-    token = _budget.set(_Budget()) if outermost else None
+    if _budget.get() is not None:
+        yield False
+        return
+    token = _budget.set(_Budget())
     try:
-        yield outermost
+        with at_most(MAX_BLOCKS):
+            yield True
     finally:
-        if token is not None:
-            _budget.reset(token)
+        _budget.reset(token)
 
 
 def step(machine: Machine, at: int) -> None:

@@ -493,3 +493,28 @@ def test_what_python_does_wrong() -> None:
     with pytest.raises(AttributeError, match="did you mean 'mlp'"):
         _ = nets.mpl
     assert not hasattr(nets, "__len__")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("relu -x", "'-' has the function 'relu'\n  let f x = relu -x\n                 ^\n  expected tensors or numbers\n"
+                    "  an argument with a minus is written f ~-x"),
+        ("x + none", "'+' has none"),
+        ("x *. \"a\"", "'*.' has a string"),
+        ("relu \"a\"", "a string stands where a tensor is needed"),
+        ("relu relu", "the function 'relu' stands where a tensor is needed"),
+        ("nn.dens 3", "'nn' has no 'dens'\n  let f x = nn.dens 3\n            ^\n  did you mean 'dense'?"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor_is_named_at_its_place(text: str, message: str) -> None:
+    with pytest.raises(LanguageError) as caught:
+        st.language.parse(f"let f x = {text}", "f.st").f(x())
+    assert str(caught.value).startswith("f.st:1:")
+    assert message in str(caught.value)
+
+
+def test_a_second_stage_is_no_tensor() -> None:
+    layer = st.language.parse("let dense ~n () x = { w; o = [n] } * x").dense(n=3)()
+    with pytest.raises(LanguageError, match=r"'\*' has \(\)"):
+        layer()

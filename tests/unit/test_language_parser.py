@@ -201,3 +201,11 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 def test_parse_takes_strings() -> None:
     with pytest.raises(TypeError, match="a text and a name"):
         st.language.parse(b"let a = 1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["let", "in", "fun", "if", "then", "else", "true", "false", "stage"])
+@pytest.mark.parametrize("text", ["let {} x = x", "let f {} = 1", "let f ~{} () x = x", "let f () x = {{ {} }} + x"])
+def test_keywords_are_no_names(word: str, text: str) -> None:
+    with pytest.raises(LanguageError) as caught:
+        st.language.parse(text.format(word))
+    assert caught.value.line == 1
