@@ -86,7 +86,14 @@ def machine(results: Results) -> str:
         plural = "" if threads == "1" else "s"
         said += f", copy {peak['copy'] / 1e9:.1f} GB/s read and written"
         lines.append((f"measured peak, {threads} thread{plural}", said))
-    return "## The machine\n\n" + markdown(("", ""), lines)
+    text = "## The machine\n\n" + markdown(("", ""), lines)
+    noisy = sum(row.noisy for row in results.rows)
+    if 2 * noisy > len(results.rows):
+        text += (
+            f"\nThe machine was busy with other work: {noisy} of {len(results.rows)} figures are disturbed (`~`), libraries whose "
+            "workers wait\nby spinning most of all. Measure again on a quiet machine before drawing conclusions.\n"
+        )
+    return text
 
 
 def repeat() -> str:
