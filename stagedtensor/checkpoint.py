@@ -79,16 +79,17 @@ def save(
     Raises CheckpointError where a parameter has no values, ContextError where two share a name.
     """
     _check_arguments("save", path, ctx, scaler)
-    wanted = _parameters(loss)
-    without = [name for name, node in wanted.items() if not ctx.is_initialized(tensor_of(node))]
+    wanted = _everything(_parameters(loss), optimizer, scaler)
+    without = [
+        name for name, node in wanted.items() if node.role is Role.PARAM and not ctx.is_initialized(tensor_of(node))
+    ]
     if without:
         raise CheckpointError(
             f"save: these parameters have no values yet: {', '.join(without)}\n  {user_source().quoted()}\n"
-            "  call ctx.init_params(loss) first"
+            "  call ctx.init_params(loss) first, or ctx.init_params(computation) where an optimizer has parameters of its own"
         )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0):
         raise TypeError(f"save: step is an integer of at least 0, not {step!r} ({user_source().quoted()})")
-    wanted |= _optimizer_state(optimizer) | _windows(scaler)
     arrays = {name: ctx.get_values(tensor_of(node)) for name, node in wanted.items()}
     state: dict[str, Any] = {"version": _VERSION, "step": None if step is None else int(step)}
     state["precisions"] = {name: precision(array.dtype).name for name, array in arrays.items()}
@@ -129,7 +130,7 @@ def load(
     file = read_gguf(path) if is_gguf(path) else read_tensors(path)
     wanted = _parameters(loss)
     sources = _sources(names, wanted)
-    wanted |= _optimizer_state(optimizer) | _windows(scaler)
+    wanted = _everything(wanted, optimizer, scaler)
     plan = _Plan(file, wanted, sources, convert=not strict or names is not None)
     state = _saved_state(file)
     faults = [f"{name}: not in the file" for name in plan.missing] + plan.mismatched
@@ -139,7 +140,7 @@ def load(
         if scaler_state is None:
             faults.append("the loss scaler: not in the file")
         else:
-            scaler_state = validated_state(scaler_state)
+            scaler_state = _scaler_state(path, scaler_state)
     if strict and faults:
         near = _near_names(plan)
         lines = "\n".join(f"  {fault}" for fault in faults)
@@ -226,8 +227,25 @@ def _parameters(loss: Tensor | Iterable[Tensor]) -> dict[str, Node]:
     return {node.label: node for node in nodes}
 
 
+def _everything(
+    parameters: dict[str, Node], optimizer: Comp | Routine | None, scaler: LossScaler | None
+) -> dict[str, Node]:
+    """Return what a checkpoint holds by its name in the file."""
+    kept = dict(parameters)
+    for name, node in (_optimizer_state(optimizer) | _windows(scaler)).items():
+        if kept.setdefault(name, node) is not node:
+            raise CheckpointError(
+                f"two things would be called {name!r} in the file: a parameter, and state of the optimizer or scaler\n"
+                f"  {kept[name].source.quoted()}\n  give the parameter another name"
+            )
+    return kept
+
+
 def _optimizer_state(optimizer: Comp | Routine | None) -> dict[str, Node]:
-    """Return the optimizer's state by key; two computations of one kind on one parameter share it."""
+    """Return the optimizer's state by key; two computations of one kind on one parameter share it.
+
+    An optimizer of the user keeps its state in parameters that are not trained: those go by their own names.
+    """
     if optimizer is None:
         return {}
     if isinstance(optimizer, Routine):
@@ -243,7 +261,9 @@ def _optimizer_state(optimizer: Comp | Routine | None) -> dict[str, Node]:
         for node in nodes
         if node.role is Role.STATE and node.owner is not None
     }
-    return dict(sorted(found.items()))
+    own = [node for node in nodes if node.role is Role.PARAM and not node.trainable]
+    check_names(own)
+    return dict(sorted((found | {node.label: node for node in own}).items()))
 
 
 def _windows(scaler: LossScaler | None) -> dict[str, Node]:
@@ -308,5 +328,22 @@ def _saved_state(file: TensorFile) -> dict[str, Any]:
             f"{str(file.path)!r} was written by another version: expected {_VERSION}, "
             f"got {state.get('version') if isinstance(state, dict) else state!r}"
         )
+    step = state.get("step")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise _damaged(file.path, f"its step is {step!r}, expected an integer of at least 0")
     return state
+
+
+def _scaler_state(path: str | Path, state: Any) -> dict[str, Any]:
+    try:
+        return validated_state(state)
+    except CheckpointError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: str | Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"the metadata {_KEY!r} of {str(path)!r} is damaged: {problem}\n  {user_source().quoted()}\n"
+        "  nothing was loaded; take another checkpoint"
+    )
 

@@ -65,6 +65,10 @@ def write_tensors(path: str | Path, arrays: Mapping[str, Array], metadata: Mappi
     offset = 0
     # the widest first, so that every array starts aligned
     for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
+        if name in header:
+            raise CheckpointError(
+                f"{name!r} is the file's own entry, so no parameter can be saved under it ({user_source().quoted()})"
+            )
         array = np.asarray(arrays[name], order="C")
         prec = precision(array.dtype)
         if prec.name not in FORMAT_NAMES:

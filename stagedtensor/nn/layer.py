@@ -19,7 +19,9 @@ Activation: TypeAlias = Callable[[Tensor], Tensor] | None
 
 
 def whole(value: Any, what: str, least: int = 1) -> int:
-    """Return a setting that is a whole number of at least ``least``; raises ShapeError."""
+    """Return a setting that is a whole number of at least ``least``; raises ShapeError, TypeError for a tensor."""
+    if isinstance(value, Tensor):  # the block that was called says what to do
+        raise TypeError(f"{what}: expected an integer of at least {least}, got {value!r}")
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ShapeError(f"{what}: expected an integer of at least {least}, got {value!r} ({user_source().quoted()})")
     return int(value)

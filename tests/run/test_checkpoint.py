@@ -390,3 +390,85 @@ def test_the_same_state_gives_the_same_file(tmp_path: Path) -> None:
             st.save(tmp_path / name, run.ctx, run.loss, optimizer=run.routine, step=2)
         files.append((tmp_path / name).read_bytes())
     assert files[0] == files[1]
+
+
+def test_an_optimizer_of_the_user_resumes(tmp_path: Path) -> None:
+    """Its state is a parameter that is not trained, which no path leads to from the loss."""
+    path = tmp_path / "own.safetensors"
+    with st.Session():
+        x = st.placeholder("x", batch=[4], output=[3])
+        w, v = st.param("w", output=[2]), st.param("w.mean_square", init=0.0, trainable=False)
+        loss = st.sum((w @ x) ** 2.0)
+        text = "v =: 0.9 *. v + 0.1 *. g *. g; p =- 0.01 *. g /. (sqrt(v) + 1e-6)"
+        descent = st.computation(text, p=w, g=w.grad, v=v)
+        step = st.sequence(st.grad_update(loss), descent)
+
+        def start() -> tuple[st.Context, st.Routine]:
+            ctx = st.Context("reference")
+            ctx.set_values(x, np.ones((4, 3)))
+            return ctx, ctx.compile(step)
+
+        def run(ctx: st.Context, routine: st.Routine) -> Any:
+            for _ in range(2):
+                ctx.run(routine)
+            return ctx.get_values(w)
+
+        ctx, routine = start()
+        ctx.init_params(loss, seed=0)
+        with pytest.raises(CheckpointError, match=r"no values yet: w\.mean_square\n"):
+            st.save(path, ctx, loss, optimizer=routine)
+        ctx.init_params(step, seed=0)
+        run(ctx, routine)
+        st.save(path, ctx, loss, optimizer=routine)
+        expected = run(ctx, routine)
+        for optimizer in (None, descent):
+            again, routine = start()
+            report = st.load(path, again, loss, optimizer=optimizer or routine)
+            assert set(report.loaded) == {"w", "w.mean_square"}
+            assert not report.extra
+            np.testing.assert_array_equal(run(again, routine), expected)
+
+
+def test_names_that_a_file_needs_itself_are_refused(tmp_path: Path) -> None:
+    """Otherwise a save would succeed, and the file be unreadable or lack a parameter."""
+    path = tmp_path / "w.safetensors"
+    with st.Session(), st.Context("reference") as ctx:
+        inner = st.sum(st.param("__metadata__", output=[2]))
+        ctx.init_params(inner)
+        with pytest.raises(CheckpointError, match="'__metadata__' is the file's own entry"):
+            st.save(path, ctx, inner)
+        w = st.param("w", output=[2])
+        update = st.sgd_update(st.sum(w * w), 0.1, momentum=0.9)
+        ctx.init_params(w)
+        ctx.run(ctx.compile(st.sequence(st.grad_update(st.sum(w * w)), update)))
+        st.save(path, ctx, w, optimizer=update)
+        name = next(name for name in read_tensors(path).arrays if name.startswith("optimizer/"))
+        both = st.sum(st.param(name, output=[2])) + st.sum(w)
+        ctx.init_params(both)
+        with pytest.raises(CheckpointError, match=f"two things would be called {name!r}"):
+            st.save(path, ctx, both, optimizer=update)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("step", "x", "its step is 'x', expected an integer"),
+        ("step", -1, "its step is -1"),
+        ("step", 1.5, "its step is 1.5"),
+        ("scaler", 3, "loss scaler state: expected what state_dict"),
+        ("scaler", {"version": 1}, "is missing"),
+    ],
+)
+def test_damaged_metadata_is_named_with_the_file(tmp_path: Path, key: str, value: Any, text: str) -> None:
+    path = tmp_path / "w.safetensors"
+    with st.Session(), st.Context("reference") as ctx:
+        w = st.param("w", output=[2])
+        ctx.init_params(w, seed=0)
+        st.save(path, ctx, w, scaler=st.LossScaler(), step=3)
+        file = read_tensors(path)
+        state = json.loads(file.metadata["stagedtensor"])
+        write_tensors(path, file.arrays, {"stagedtensor": json.dumps(state | {key: value})})
+        ctx.set_values(w, np.zeros(2, np.float32))
+        with pytest.raises(CheckpointError, match=rf"w\.safetensors' is damaged: .*{text}"):
+            st.load(path, ctx, w, scaler=st.LossScaler())
+        np.testing.assert_array_equal(ctx.get_values(w), 0)
