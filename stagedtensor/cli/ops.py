@@ -27,10 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return 0
         command = f"python -m stagedtensor ops --format {arguments.format} --write {path}"
-        print(f"{path} is out of date; write it anew with {command}", file=sys.stderr)
+        found = "is out of date; write it anew" if path.is_file() else "is no file; write it"
+        print(f"{path} {found} with {command}", file=sys.stderr)
         return 1
     if arguments.write is not None:
-        arguments.write.write_text(text, encoding="utf-8")
+        try:
+            arguments.write.write_text(text, encoding="utf-8")
+        except OSError as error:
+            print(f"{arguments.write} cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
     else:
         print(text, end="")
     return 0

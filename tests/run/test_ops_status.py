@@ -79,6 +79,9 @@ def test_status_page_is_fresh_and_a_stale_copy_is_told(
     assert main(["ops", "--check", str(stale)]) == 1
     assert f"--write {stale}" in capsys.readouterr().err
     assert main(["ops", "--check", str(tmp_path / "missing.md")]) == 1
+    assert "missing.md is no file; write it" in capsys.readouterr().err
+    assert main(["ops", "--write", str(tmp_path / "no" / "page.md")]) == 1
+    assert "page.md cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_status_as_json_is_written(
