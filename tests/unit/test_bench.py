@@ -332,7 +332,7 @@ def test_saved_curves_give_a_page_and_charts(tmp_path: Path, capsys: pytest.Capt
     saved = curves.Curve("batch", "Step time against the batch", "batch", "ms per step", {"f32": line, "bf16": line})
     compiles = [
         compile_time.Row(f"{nodes} nodes", nodes, 5, 100, 0.1, 0.05, 0.2, nodes / 20, nodes / 10, 0.25, 0.2)
-        for nodes in (10, 100)
+        for nodes in (10, 10, 100)
     ]
     machine = {"processor": "one", "threads": "2", "date": "2026-01-01"}
     growth = curves.Growth([saved, curves.compile_curve(compiles)], compiles, machine)
