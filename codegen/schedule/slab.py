@@ -27,8 +27,8 @@ LEAST_BYTES = 2 << 20
 """Bytes of a value from which it is worth not to exist as a whole: what is less stays in the caches between kernels."""
 LEAST_SLAB = 2 << 10
 """Bytes of one slab: with less than that per point, tiles of registers stay empty."""
-MOST_BYTES = 512 << 10
-"""Bytes of all slabs of one group: a part of a core's second-level cache, and of a thread's stack."""
+MOST_BYTES = 2 << 20
+"""Bytes of all slabs of one group: about a core's second-level cache, and a part of a thread's stack."""
 LEAST_POINTS = 8
 """Outer points of a group: the threads divide them."""
 _INNER = 2
