@@ -184,9 +184,11 @@ class Store:
             for given, axis in zip(value.shape, axes, strict=False)
         )
         if not fits:
+            ranges = {axis.dynamic.name: axis.size for axis in axes if axis.dynamic is not None}
+            advice = "".join(f"\n  {name} may be 1 to {size} in a run" for name, size in ranges.items())
             raise ContextError(
                 f"set_values: {describe(node)} has shape {shape} (array shape {shape.dims}), got an array of shape "
-                f"{value.shape}\n  {user_source().quoted()}"
+                f"{value.shape}\n  {user_source().quoted()}{advice}"
             )
 
     def bind_extents(self, node: Node, value: Array, shape: Shape) -> None:

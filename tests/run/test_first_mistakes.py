@@ -149,3 +149,11 @@ def test_a_list_of_tensors_is_told_about_concat() -> None:
     for call in (lambda: st.sum([x, x]), lambda: x + [x, 1.0], lambda: st.relu((x, x))):  # noqa: RUF005
         with pytest.raises(TypeError, match=r"(list|tuple) of tensors(?s:.*)st\.concat(?s:.*)test_first_mistakes"):
             call()
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_an_extent_out_of_its_range_names_the_range(count: int) -> None:
+    with st.Session(), st.Context("reference") as ctx:
+        x = st.placeholder("x", batch=[st.dynamic("n", max=4)], output=[2])
+        with pytest.raises(ContextError, match=r"(?s)has shape n<=4 \| -> 2.*\n  n may be 1 to 4 in a run$"):
+            ctx.set_values(x, np.ones((count, 2)))
