@@ -58,6 +58,11 @@ class Elaborator:
             raise fault(self, None, f"{function.name!r}: label is a non-empty string, not {label!r}")
         if label is not None and function.stage_at is None:
             raise fault(self, None, f"{function.name!r} is no block, so it takes no label")
+        if not given and function.stage_at is None:
+            raise fault(
+                self, None, f"{function.name!r} is called with nothing, and has no () left", "its arguments",
+                "the parameters of a model are made at one (): model = net(); y = model(x)",
+            )  # fmt: skip
         arguments = [Given(entry.label, from_python(self, entry.value, function.name)) for entry in given]
         with self._guarded(function.name):
             if label is not None and arguments:  # the label is for the () to come

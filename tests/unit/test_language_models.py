@@ -514,7 +514,7 @@ def test_what_is_no_tensor_is_named_at_its_place(text: str, message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_a_second_stage_is_no_tensor() -> None:
+def test_a_second_stage_is_refused() -> None:
     layer = st.language.parse("let dense ~n () x = { w; o = [n] } * x").dense(n=3)()
-    with pytest.raises(LanguageError, match=r"'\*' has \(\)"):
+    with pytest.raises(LanguageError, match=r"'dense' is called with nothing, and has no \(\) left\n.*test_language_models"):
         layer()
