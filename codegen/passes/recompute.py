@@ -13,7 +13,7 @@ it are pointwise values and products of two activations, never products with wei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen import loop_ir as ir
@@ -55,7 +55,7 @@ def recompute(
     For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
     of more than ``large`` bytes. Returns ``module`` itself where nothing is worth it.
     """
-    work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], dict.fromkeys(module.temporaries))
+    work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], module.temporaries)
     before = work.look().peak
     while (now := work.look()).peak > least_peak:
         choice = work.choice(now, least_bytes, large if now.peak > scarce else now.peak)
@@ -71,7 +71,7 @@ def recompute(
 
 @dataclass(frozen=True)
 class _State:
-    """Where each buffer is touched and written, and the kernel at which most bytes of temporaries are alive."""
+    """Where temporaries are touched, where buffers are written, and the kernel at which most bytes are alive."""
 
     touched: dict[ir.Buffer, list[int]]
     written: dict[ir.Buffer, list[int]]
@@ -97,24 +97,30 @@ class _Choice:
 class _Work:
     """The kernels under work."""
 
-    def __init__(self, items: list[Item], temporaries: dict[ir.Buffer, None]) -> None:
+    def __init__(self, items: list[Item], temporaries: Iterable[ir.Buffer]) -> None:
         self.items = items
-        self.temporaries = temporaries
+        self.temporaries = {buffer: buffer.nbytes for buffer in temporaries}
+        """With their bytes."""
+        self._costs: dict[ir.Buffer, int | None] = {}
+        self._touches = [self._touched(item) for item in items]
+
+    def _touched(self, item: Item) -> tuple[ir.Buffer, ...]:
+        return tuple(buffer for buffer in item.effects.read_set | item.effects.write_set if buffer in self.temporaries)
 
     def look(self) -> _State:
         """Follow the temporaries through the kernels."""
         touched: dict[ir.Buffer, list[int]] = {}
         written: dict[ir.Buffer, list[int]] = {}
-        for place, item in enumerate(self.items):
-            for buffer in item.effects.read_set | item.effects.write_set:
+        for place, (item, buffers) in enumerate(zip(self.items, self._touches, strict=True)):
+            for buffer in buffers:
                 touched.setdefault(buffer, []).append(place)
             for buffer in item.effects.writes:
                 written.setdefault(buffer, []).append(place)
         changes = [0] * (len(self.items) + 1)
-        for buffer in self.temporaries:
+        for buffer, nbytes in self.temporaries.items():
             if places := touched.get(buffer):
-                changes[places[0]] += buffer.nbytes
-                changes[places[-1] + 1] -= buffer.nbytes
+                changes[places[0]] += nbytes
+                changes[places[-1] + 1] -= nbytes
         alive = peak = at = 0
         for place, change in enumerate(changes):
             alive += change
@@ -125,9 +131,9 @@ class _Work:
     def choice(self, state: _State, least_bytes: int, large: int) -> _Choice | None:
         """Return the cheapest way to have fewer bytes alive at the worst moment; more work for buffers over ``large``."""
         found: list[_Choice] = []
-        for buffer in self.temporaries:
+        for buffer, nbytes in self.temporaries.items():
             places = state.touched.get(buffer, [])
-            if buffer.nbytes < least_bytes or not places or not places[0] < state.place < places[-1]:
+            if nbytes < least_bytes or not places or not places[0] < state.place < places[-1]:
                 continue
             if state.place in places:
                 continue
@@ -135,25 +141,32 @@ class _Work:
             chain = self._chain(state, buffer, late, 0)
             if chain is None:
                 continue
-            work = sum(_work(self.items[place].block) for place in chain)
-            if work <= (MOST_WORK if buffer.nbytes > large else LITTLE_WORK) * buffer.nbytes:
-                found.append(_Choice(tuple(sorted(chain)), late, work, buffer.nbytes))
+            work = sum(chain.values())
+            if work <= (MOST_WORK if nbytes > large else LITTLE_WORK) * nbytes:
+                found.append(_Choice(tuple(sorted(chain)), late, work, nbytes))
         return min(found, key=lambda choice: choice.rank, default=None)
 
-    def _chain(self, state: _State, buffer: ir.Buffer, late: int, depth: int) -> set[int] | None:
-        """The kernels to run again in front of ``late`` for the value of ``buffer``, None where that cannot be."""
+    def _cost(self, item: Item, buffer: ir.Buffer) -> int | None:
+        """The work of computing ``buffer`` by its maker again, None where that computes anything else."""
+        if buffer not in self._costs:
+            self._costs[buffer] = _work(item.block) if _repeatable(item.block, buffer) else None
+        return self._costs[buffer]
+
+    def _chain(self, state: _State, buffer: ir.Buffer, late: int, depth: int) -> dict[int, int] | None:
+        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that cannot be."""
         written = state.written[buffer]
         if len(written) != 1 or depth > _DEEPEST:
             return None
         (maker,) = written
         item = self.items[maker]
-        if not _repeatable(item.block, buffer):
+        work = self._cost(item, buffer)
+        if work is None:
             return None
-        chain = {maker}
+        chain = {maker: work}
         for operand in item.effects.reads:
             if any(maker < place < late for place in state.written.get(operand, ())):
                 return None
-            if operand not in self.temporaries or operand.nbytes * _SMALL <= buffer.nbytes:
+            if operand not in self.temporaries or self.temporaries[operand] * _SMALL <= self.temporaries[buffer]:
                 continue
             if state.touched[operand][-1] >= late:
                 continue
@@ -167,11 +180,14 @@ class _Work:
         """Put in the copies and let the late readers read them."""
         makers = [self.items[place].block for place in choice.chain]
         again = {maker.stores[0].buffer: _again(maker.stores[0].buffer) for maker in makers}
+        self.temporaries.update({buffer: buffer.nbytes for buffer in again.values()})
         for place in range(choice.place, len(self.items)):
-            if self.items[place].effects.read_set & again.keys():
+            if not again.keys().isdisjoint(self._touches[place]):
                 self.items[place] = Item.of(substitute(self.items[place].block, {}, again))
-        self.items[choice.place : choice.place] = [Item.of(substitute(_copy(maker), {}, again)) for maker in makers]
-        self.temporaries.update(dict.fromkeys(again.values()))
+                self._touches[place] = self._touched(self.items[place])
+        made = [Item.of(substitute(_copy(maker), {}, again)) for maker in makers]
+        self.items[choice.place : choice.place] = made
+        self._touches[choice.place : choice.place] = [self._touched(item) for item in made]
 
 
 def _again(buffer: ir.Buffer) -> ir.Buffer:
