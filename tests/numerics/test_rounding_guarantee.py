@@ -100,8 +100,9 @@ def test_s6_the_source_rounds_five_times_or_once() -> None:
         )
         assert cells.size == N
     for wide, roundings in ((False, 5), (True, 1)):
-        rounded = seen[wide].count("st_f32_to_bf16(") + seen[wide].count("st_f32_through_bf16(")
-        assert rounded == roundings, seen[wide]
+        loop = seen[wide].split("st_first_cells")[0]  # the rest of a loop in vectors says the same of the last cells
+        rounded = re.findall(r"\bst_(?:f32_to_bf16|f32_through_bf16|vf32_to_bf16|through_bf16_vf32)\(", loop)
+        assert len(rounded) == roundings, seen[wide]
         for argument in arguments(seen[wide], "st_f32_to_bf16"):  # nothing is widened only to be narrowed again
             (*inner,) = arguments(argument, "st_bf16_to_f32")
             assert not inner or argument != f"st_bf16_to_f32({inner[0]})", argument
