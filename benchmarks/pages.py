@@ -6,7 +6,7 @@ Everything on the page is computed from the results; nothing is measured here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stagedtensor.benchmarks.arm import ARMS, OURS
 from stagedtensor.benchmarks.ceilings import Ceilings
@@ -189,22 +189,25 @@ def compile_times(rows: Sequence[Row]) -> str:
     rows = most_threads([row for row in rows if row.compile_s is not None])
     if not rows:
         return ""
-    arms = arms_of(rows)
-    lines = []
-    for key in dict.fromkeys(row.key for row in rows):
-        by_arm = {row.arm: row for row in rows if row.key == key}
-        lines.append((*key.split("/")[:2], *(compiling(by_arm.get(arm)) for arm in arms)))
     return (
         "## Compiling\n\nSeconds until a step is ready, with an empty cache; in brackets, from the cache on disk. Ours is "
         "`ctx.compile`; the others' is\ntheir first step.\n\n"
-        + markdown(("workload", "precision", *(f"{NAMES[arm]}:" for arm in arms)), lines)
+        + by_arm(rows, compiling)
     )
 
 
-def compiling(row: Row | None) -> str:
+def by_arm(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """Return a table with a line per workload and precision, and the ``cell`` of each arm's row."""
+    arms = arms_of(rows)
+    lines = []
+    for key in dict.fromkeys(row.key for row in rows):
+        found = {row.arm: cell(row) for row in rows if row.key == key}
+        lines.append((*key.split("/")[:2], *(found.get(arm, "") for arm in arms)))
+    return markdown(("workload", "precision", *(f"{NAMES[arm]}:" for arm in arms)), lines)
+
+
+def compiling(row: Row) -> str:
     """Return ``1.2 (0.05)``: cold, and from the cache where that was measured."""
-    if row is None or row.compile_s is None:
-        return ""
     return number(row.compile_s) + (f" ({number(row.cached_s, 2)})" if row.cached_s is not None else "")
 
 
@@ -213,18 +216,10 @@ def memory(rows: Sequence[Row]) -> str:
     rows = most_threads([row for row in rows if row.peak_mb is not None])
     if not rows:
         return ""
-    arms = arms_of(rows)
-    lines = []
-    for key in dict.fromkeys(row.key for row in rows):
-        by_arm = {row.arm: row for row in rows if row.key == key}
-        cells = [
-            "" if (row := by_arm.get(arm)) is None else f"{number(row.peak_mb)} ({number(row.process_mb)})" for arm in arms
-        ]
-        lines.append((*key.split("/")[:2], *cells))
     return (
         "## Peak memory\n\nMB that a fresh process came to hold beyond what its imports took; in brackets, the whole process. "
         "Batches, compiling and five\nsteps are in it.\n\n"
-        + markdown(("workload", "precision", *(f"{NAMES[arm]}:" for arm in arms)), lines)
+        + by_arm(rows, lambda row: f"{number(row.peak_mb)} ({number(row.process_mb)})")
     )
 
 

@@ -13,12 +13,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stagedtensor.benchmarks.arm import Arm
-from stagedtensor.benchmarks.workloads import LOSS_SCALE, MOMENTUM, Convolutions, Gpt, Mlp, Start, Workload
+from stagedtensor.benchmarks.workloads import (
+    GROWTH_INTERVAL,
+    LOSS_SCALE,
+    MOMENTUM,
+    Convolutions,
+    Gpt,
+    Mlp,
+    Start,
+    Workload,
+    joined_projections,
+)
 
 Tensors = Mapping[str, Any]
 Forward = Callable[[Tensors, Any], Any]
-
-GROWTH_INTERVAL = 2000
 
 
 def parameters(workload: Workload, begin: Start) -> dict[str, Any]:
@@ -26,15 +34,7 @@ def parameters(workload: Workload, begin: Start) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    found = dict(begin.parameters)
-    if isinstance(workload, Gpt):
-        for at in range(workload.layers):
-            path = f"layer{at}.encoder_block.multi_head_attention"
-            for kind in ("w", "b"):
-                parts = [found.pop(f"{path}.{part}.dense.{kind}") for part in ("query", "key", "value")]
-                rows = 3 * workload.width
-                found[f"{path}.qkv.{kind}"] = np.stack(parts).reshape((rows, -1) if kind == "w" else rows)
-            found[f"{path}.out.dense.w"] = found[f"{path}.out.dense.w"].reshape(workload.width, workload.width)
+    found = joined_projections(workload, begin)
     if isinstance(workload, Convolutions):
         for name, cells in found.items():
             if name.endswith("conv2d.w"):

@@ -22,6 +22,8 @@ CELL_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 MOMENTUM = 0.9
 LOSS_SCALE = 2.0**12
 """Where dynamic loss scaling starts: as large as every arm can start from without a skipped step."""
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow after which the scale doubles."""
 BATCHES = 16
 CHECK_INTERVAL = 10
 """Steps between two looks of the host at the window of our gated f16 step."""
@@ -249,6 +251,20 @@ def start(workload: Workload, seed: int = 0) -> Start:
         inputs = centres[labels] + rng.normal(0, 0.5, shape)
         batches.append((inputs.astype(np.float32), labels.astype(np.int32)))
     return Start(parameters, batches)
+
+
+def joined_projections(workload: Workload, begin: Start) -> dict[str, Array]:
+    """Return the starting parameters with query, key and value of a layer as one product (``qkv``), as other arms write it."""
+    found = dict(begin.parameters)
+    if isinstance(workload, Gpt):
+        for at in range(workload.layers):
+            path = f"layer{at}.encoder_block.multi_head_attention"
+            for kind in ("w", "b"):
+                parts = [found.pop(f"{path}.{part}.dense.{kind}") for part in ("query", "key", "value")]
+                rows = 3 * workload.width
+                found[f"{path}.qkv.{kind}"] = np.stack(parts).reshape((rows, -1) if kind == "w" else rows)
+            found[f"{path}.out.dense.w"] = found[f"{path}.out.dense.w"].reshape(workload.width, workload.width)
+    return found
 
 
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

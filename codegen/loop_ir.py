@@ -185,15 +185,14 @@ Expr: TypeAlias = Const | Var | Load | Cast | Apply | Fma
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Return the direct subexpressions."""
-    kind = type(expr)
-    if kind is Apply:
-        return expr.args  # type: ignore[union-attr]
-    if kind is Load:
-        return expr.indices  # type: ignore[union-attr]
-    if kind is Cast:
-        return (expr.arg,)  # type: ignore[union-attr]
-    if kind is Fma:
-        return (expr.a, expr.b, expr.c)  # type: ignore[union-attr]
+    if isinstance(expr, Apply):
+        return expr.args
+    if isinstance(expr, Load):
+        return expr.indices
+    if isinstance(expr, Cast):
+        return (expr.arg,)
+    if isinstance(expr, Fma):
+        return (expr.a, expr.b, expr.c)
     return ()
 
 

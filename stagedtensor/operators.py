@@ -1,7 +1,7 @@
 """What Python's syntax does with a tensor: operators are names of ops, and what needs values says how to get them.
 
-``Operators`` is the part of ``Tensor`` that Python calls by symbols. It builds nothing itself: a tensor says how an op is
-applied pointwise, how two tensors are contracted and how one is indexed.
+``Arithmetic`` is what tensors and captured sizes have in common, ``Operators`` all that Python calls by symbols on a tensor.
+Both build nothing themselves: their users say how an op is applied pointwise, how two tensors are contracted, how one is indexed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,16 @@ TensorLike: TypeAlias = Any
 """A Tensor, a Python or NumPy number, a nested list or an array."""
 
 
-class Operators:
-    """Arithmetic, comparisons and indexing by symbols; truth, length and conversion are refused with advice."""
+class Arithmetic:
+    """Arithmetic by symbols."""
 
     __slots__ = ()
     __array_priority__ = 1000
     __array_ufunc__ = None  # numpy defers to our reflected operators
 
-    @property
-    def label(self) -> str:
-        """The name shown in errors."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def _pointwise(self, op: str, *values: TensorLike) -> Tensor:
-        raise NotImplementedError
-
-    def _contracted(self, left: TensorLike, right: TensorLike) -> Tensor:
-        raise NotImplementedError
-
-    def _at(self, key: Any) -> Tensor:
-        raise NotImplementedError
+        def _pointwise(self, op: str, *values: TensorLike) -> Tensor: ...
 
     def __add__(self, other: TensorLike) -> Tensor:
         return self._pointwise("add", self, other)
@@ -84,6 +74,24 @@ class Operators:
 
     def __abs__(self) -> Tensor:
         return self._pointwise("abs", self)
+
+
+class Operators(Arithmetic):
+    """Arithmetic, comparisons and indexing by symbols; truth, length and conversion are refused with advice."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def label(self) -> str:
+            """The name shown in errors."""
+            ...
+
+
+        def _contracted(self, left: TensorLike, right: TensorLike) -> Tensor: ...
+
+        def _at(self, key: Any) -> Tensor: ...
 
     def __matmul__(self, other: TensorLike) -> Tensor:
         return self._contracted(self, other)

@@ -19,6 +19,7 @@ from stagedtensor.language.einsum_parser import parse_spec
 from stagedtensor.language.spec_domain import Removed, blocks, concatenations, iterated, named_anonymous, removed
 from stagedtensor.node import Node
 from stagedtensor.op_table import REDUCTIONS
+from stagedtensor.operators import Arithmetic
 from stagedtensor.source import user_source
 from stagedtensor.specs import Concat, Name, ShapeSpec, Spec
 from stagedtensor.statements import (
@@ -44,7 +45,7 @@ _RULES = {"add": "tree", "max": "extremum", "min": "extremum", "mul": "prod"}
 
 
 @dataclass(frozen=True)
-class CapturedExtent(CapturedDim):
+class CapturedExtent(CapturedDim, Arithmetic):
     """A captured size: an axis size in declarations (``output=[dims.h]``) and a number in expressions (``1.0 / dims.h``).
 
     As a number it is a tensor of one cell whose value is the extent (the current one where it is dynamic); like a
@@ -70,35 +71,8 @@ class CapturedExtent(CapturedDim):
             text=f"size({self.name})",
         )
 
-    def __add__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("add", self, other)
-
-    def __radd__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("add", other, self)
-
-    def __sub__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("sub", self, other)
-
-    def __rsub__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("sub", other, self)
-
-    def __mul__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mul", self, other)
-
-    def __rmul__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("mul", other, self)
-
-    def __truediv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("div", self, other)
-
-    def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("div", other, self)
-
-    def __pow__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("pow", self, other)
-
-    def __rpow__(self, other: TensorLike) -> Tensor:
-        return apply_pointwise("pow", other, self)
+    def _pointwise(self, op: str, *values: TensorLike) -> Tensor:
+        return apply_pointwise(op, *values)
 
 
 class CapturedDims(Mapping[str, CapturedExtent]):

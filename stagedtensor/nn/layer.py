@@ -38,7 +38,8 @@ def function_of_tensor(activation: Any, what: str) -> Activation:
         raise TypeError(
             f"{what}: activation is a function of a tensor such as st.relu, not {activation!r} ({user_source().quoted()})"
         )
-    return activation  # type: ignore[no-any-return]
+    chosen: Activation = activation
+    return chosen
 
 
 def activated(y: Tensor, activation: Activation) -> Tensor:

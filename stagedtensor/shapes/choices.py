@@ -6,7 +6,7 @@ partial. Chooses nothing itself; a row is chosen by its number of axes, a size b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,6 +16,7 @@ from .worklist import WorkList
 
 Variable = TypeVar("Variable", Row, Dim)
 Value = TypeVar("Value")
+Use = TypeVar("Use", RowUse, DimUse)
 
 
 class Stages(Generic[Variable, Value]):
@@ -64,44 +65,36 @@ class Choices:
         stirred, self._work.stirred = self._work.stirred, {}
         for variable in stirred:
             if isinstance(variable, Row):
-                self._row(variable)
+                self.rows.drop(variable)
+                if variable.root is variable and variable.dims is None:
+                    self._note(self.rows, variable, self._uses_of_row(variable), meet_of_ranks)
             else:
-                self._dim(variable)
+                self.dims.drop(variable)
+                if variable.root is variable and variable.extent is None:
+                    self._note(self.dims, variable, self._uses_of_dim(variable), meet_of_sizes)
 
-    def _row(self, row: Row) -> None:
-        self.rows.drop(row)
-        if row.root is not row or row.dims is not None:
-            return
-        watchers = self._work.watchers(row)
-        uses = [
-            use
-            for constraint in watchers
-            for use in constraint.uses()
-            if isinstance(use, RowUse) and use.row.root is row
-        ]
-        for complete in (True, False) if uses else ():
-            rank = meet_of_ranks(uses, complete)
-            if rank is not None:
-                is_result = any(row is result for constraint in watchers for result in constraint.results())
-                self.rows.put(row, rank, is_result=is_result, complete=complete)
-                return
+    def _uses_of_row(self, row: Row) -> list[RowUse]:
+        uses = (use for constraint in self._work.watchers(row) for use in constraint.uses())
+        return [use for use in uses if isinstance(use, RowUse) and use.row.root is row]
 
-    def _dim(self, dim: Dim) -> None:
-        self.dims.drop(dim)
-        if dim.root is not dim or dim.extent is not None:
-            return
-        watchers = self._work.watchers(dim)
-        uses = [
-            use
-            for constraint in watchers
-            for use in constraint.uses()
-            if isinstance(use, DimUse) and use.dim.root is dim
-        ]
+    def _uses_of_dim(self, dim: Dim) -> list[DimUse]:
+        uses = (use for constraint in self._work.watchers(dim) for use in constraint.uses())
+        return [use for use in uses if isinstance(use, DimUse) and use.dim.root is dim]
+
+    def _note(
+        self,
+        stages: Stages[Variable, Value],
+        variable: Variable,
+        uses: Sequence[Use],
+        meet: Callable[[Sequence[Use], bool], Value | None],
+    ) -> None:
+        """Put what all ``uses`` of a variable agree on, else what those do that say anything."""
         for complete in (True, False) if uses else ():
-            agreed = meet_of_sizes(uses, complete)
+            agreed = meet(uses, complete)
             if agreed is not None:
-                is_result = any(dim is result for constraint in watchers for result in constraint.results())
-                self.dims.put(dim, agreed, is_result=is_result, complete=complete)
+                watchers = self._work.watchers(variable)
+                is_result = any(variable is result for constraint in watchers for result in constraint.results())
+                stages.put(variable, agreed, is_result=is_result, complete=complete)
                 return
 
 

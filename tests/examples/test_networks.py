@@ -36,8 +36,9 @@ def start(name: str, *arguments: str, cache: Path) -> str:
         cwd=cache,
         timeout=600,
     )
-    if "pip install" in done.stderr or "PackageNotFoundError" in done.stderr:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode and ("pip install" in last or "PackageNotFoundError" in last):
+        pytest.skip(last)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
