@@ -19,6 +19,7 @@ from operator import attrgetter
 from os.path import basename
 from typing import Any
 
+from stagedtensor.block_formats import PACKED_ENCODINGS
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.encoded import Encoded
 from stagedtensor.node import Node, Role
@@ -153,7 +154,9 @@ class _Writer:
         return f"@{self._scopes[scope]}={self._tuple(parts)}"
 
     def _packed(self, value: Encoded) -> str:
-        """A packed weight without its bytes, which are data."""
+        """A packed weight without its bytes, which are data. Of an encoding its name is enough where we described it."""
+        if not value.encoding.dense and not any(value.encoding is known for known in PACKED_ENCODINGS):
+            raise _NoTextError(f"the program holds a weight in an encoding of its own, {value.encoding}")
         number = self._encoded.setdefault(value, len(self._encoded))
         parts = (str(value.encoding), value.shape, value.prec, value.order, value.memory_bytes)
         return f"packed {number}{self._tuple(parts)}"

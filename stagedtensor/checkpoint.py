@@ -119,7 +119,8 @@ def load(
 ) -> LoadReport:
     """Read what :func:`save` wrote, or another project's safetensors or GGUF file through ``names``.
 
-    Packed weights of a GGUF file are decoded, and its extents turned round: ``(in, out)`` is shape ``(out, in)``. Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
+    Packed weights of a GGUF file are decoded, and its extents turned round: ``(in, out)`` is shape ``(out, in)``.
+    Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
     shape, another precision. With ``strict=False`` what fits is loaded; with it, or with ``names``, floats convert to the
     parameter's precision, rounding once. Raises CheckpointError.
 

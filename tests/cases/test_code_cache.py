@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor import nn
+from stagedtensor.block_formats import Q8_0
 from stagedtensor.codegen import fingerprint as fingerprints
 from stagedtensor.codegen.fingerprint import fingerprint
 from stagedtensor.node import Node
@@ -142,6 +144,23 @@ def test_what_is_kept_is_part_of_the_key(tmp_path: Path) -> None:
                 if not expected:
                     patch.setattr(cpu_generation, "generate_cpu", None)
                 ctx.compile(inner + 1.0, keep=[inner] if keep else [])
+
+
+def test_an_encoding_of_the_users_own_is_not_taken_for_ours_of_that_name(tmp_path: Path) -> None:
+    """Nothing in a fingerprint says what a function computes."""
+
+    def doubled(block: Any, element: Any) -> Any:
+        assert Q8_0.decode is not None
+        return Q8_0.decode(block, element) + Q8_0.decode(block, element)
+
+    blocks = np.ones((2, 34), np.uint8)
+    blocks[:, :2] = np.array([1.0], "<f2").view(np.uint8)
+    for encoding, expected in ((Q8_0, 64.0), (replace(Q8_0, decode=doubled), 128.0), (Q8_0, 64.0)):
+        with st.Session(), st.Context("cpu", cache_dir=tmp_path) as ctx:
+            weights = st.constant(st.encodings.Encoded((1, 64), st.f32, encoding, blocks.tobytes()))
+            product = weights @ st.constant(np.ones(64))
+            ctx.run(ctx.compile(product))
+            assert ctx.get_values(product) == expected
 
 
 def test_values_of_host_scalars_and_folders_are_no_part_of_the_key(tmp_path: Path) -> None:
