@@ -1,7 +1,8 @@
 """Export a mixed-precision digits network as StableHLO, and run it in another runtime.
 
 A network with an f16 body is trained for a few steps on the handwritten digits of scikit-learn; its forward graph and its
-gradient are written as StableHLO. Where jaxlib is installed, the forward module runs in its StableHLO interpreter, and the logits are compared.
+gradient are written as StableHLO. Where jaxlib is installed, the forward module runs in its StableHLO interpreter, and
+the logits are compared.
 """
 
 from __future__ import annotations

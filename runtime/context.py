@@ -396,7 +396,8 @@ class Context:
     ) -> None:
         """Draw initial values for the parameters of ``loss`` (or of several tensors); settles nothing.
 
-        Of a computation: for all parameters that its assignments mention, your optimizer's own state included. Streams are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
+        Of a computation: for all parameters that its assignments mention, your optimizer's own state included. Streams
+        are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
         """
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"init_params: seed is an integer, not {seed!r}")

@@ -59,8 +59,8 @@ class MemoryLine:
 class Executable:
     """What a device makes of a program: text, kernels and a way to bind it to buffers.
 
-    The buffers of the nodes ``external`` and ``scalars`` (dynamic extents, static indices) are to be bound in this order. ``bind`` takes the
-    device buffers and the int64 scalars and returns the launch.
+    The buffers of the nodes ``external`` and ``scalars`` (dynamic extents, static indices) are to be bound in this
+    order. ``bind`` takes the device buffers and the int64 scalars and returns the launch.
     """
 
     source: str

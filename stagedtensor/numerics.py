@@ -27,8 +27,9 @@ class Numerics:
     ``narrow_compute``: ``"f32"``, or ``"native"`` for f16 and bf16 arithmetic on back ends that have it (none yet).
     ``accumulate``: ``"f32"``, or ``"storage"`` to round to the node's format at every step.
     ``tf32_matmul``: f32 contractions may use tf32 operands. ``f16_native_accumulate``: f16 contractions may accumulate
-    in f16 on back ends that can (none yet). ``fp8_fast_accumulate``: fp8 contractions may use the hardware's short accumulators. ``fast_math``: f32
-    arithmetic may be contracted and use approximate division, roots and transcendentals.
+    in f16 on back ends that can (none yet). ``fp8_fast_accumulate``: fp8 contractions may use the hardware's short
+    accumulators. ``fast_math``: f32 arithmetic may be contracted and use approximate division, roots and
+    transcendentals.
 
     Raises TypeError for an unknown field and for a flag that is no bool, ValueError for a value outside its set.
 

@@ -6,7 +6,8 @@ stored value ``bf16(...)`` itself, so the rounding is that of a buffer::
     t[i] <- bf16(a[i] + 1.0)
     y[j, k] <- f32(t[k]) * b[j, k]   ->   y[j, k] <- f32(bf16(a[k] + 1.0)) * b[j, k]
 
-A value read several times at one point is named by a let there, and so is one of many nested parts. ``place`` says which values are virtual.
+A value read several times at one point is named by a let there, and so is one of many nested parts. ``place`` says
+which values are virtual.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ MULTIPLY = "multiply"
 MULTIPLY_ADD = "multiply_add"
 """Name of the tile whose accumulators go on from what they are.
 
-``arguments`` of both: accumulators, the first cell of the tile; row operand, its first cell, its step from row to row; column operand, its first cell;
-then for each loop of terms, the outermost first: their number, and the steps of row and column operand.
+``arguments`` of both: accumulators, the first cell of the tile; row operand, its first cell, its step from row to row;
+column operand, its first cell; then for each loop of terms, the outermost first: their number, and the steps of row and
+column operand.
 """
 
 _LOOPS = 3

@@ -3,7 +3,8 @@
 In: nodes of a graph. Out: a ``ShapeSolution`` with the shape of every node of their connected component, or a
 ``ShapeError`` with both sides. Necessary consequences are propagated to a fixed point first; then, in rounds that do
 not depend on construction order, what is open takes the meet of what its uses suggest: terminals before results, rows
-before sizes. The work grows with the graph: each round looks at what the last one changed. A parameter left undetermined is an error, anything else is empty or 1. Nothing is stored on nodes.
+before sizes. The work grows with the graph: each round looks at what the last one changed. A parameter left
+undetermined is an error, anything else is empty or 1. Nothing is stored on nodes.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def solve_shapes(nodes: Iterable[Node], *, partial: bool = False) -> ShapeSoluti
     """Solve the connected component of ``nodes``.
 
     With ``partial``, a parameter that nothing determines (yet) is an error only for those who ask for a shape that
-    depends on it, which is how a graph under construction is looked at. Raises ``ShapeError`` where sizes, labels or numbers of axes conflict and where nothing determines a parameter,
-    ``SpecError`` for an output index without a size.
+    depends on it, which is how a graph under construction is looked at. Raises ``ShapeError`` where sizes, labels or
+    numbers of axes conflict and where nothing determines a parameter, ``SpecError`` for an output index without a size.
     """
     wanted = tuple(nodes)
     solver = _Solver(component(wanted), partial=partial)
