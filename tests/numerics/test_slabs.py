@@ -18,6 +18,7 @@ from stagedtensor.runtime.routine import Routine
 from .running import Array, Program, Setting, assert_same_bits, run
 
 BATCH, HEADS = 4, 3
+LEAST_BYTES = slab.LEAST_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,16 @@ def test_the_scores_are_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = matrices(routine, (BATCH, HEADS, 32, 32))
     # the last layer's probabilities are read at once by its gradients: nothing would be saved by another computation
     assert len(stored) <= 1, str(routine)
+
+
+def test_scores_of_common_sizes_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 sequences of 128 tokens, 8 heads: with the limits as they are, each worker holds one head's scores."""
+    monkeypatch.setattr(slab, "LEAST_BYTES", LEAST_BYTES)
+    with st.Session(), st.Context("cpu") as ctx:
+        q, k, v = (st.placeholder(name, batch=[8, 128], output=[8, 32], prec="f32") for name in "qkv")
+        routine = ctx.compile(st.attention(q, k, v, causal=True))
+    assert not matrices(routine, (8, 8, 128, 128)), str(routine)
+    assert routine.executable.arena_bytes < 8 * 8 * 128 * 128 * 4
 
 
 def test_what_stands_between_is_moved_or_keeps_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:

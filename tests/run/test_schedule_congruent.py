@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import stagedtensor as st
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.schedule.congruent import solved
 from stagedtensor.precision import f32, i64
@@ -56,3 +57,12 @@ def test_a_pools_gradient_needs_no_loop() -> None:
 def test_other_guards_stay() -> None:
     block = upsampled(12, 3, 1, -1)
     assert solved(block) is block
+
+
+def test_the_gradient_of_a_pool_that_is_compiled_has_no_sums() -> None:
+    with st.Session(), st.Context("cpu") as ctx:
+        x = st.placeholder("x", batch=[2], output=[8, 8, 4], prec="f32", requires_grad=True)
+        routine = ctx.compile(st.grad_update(st.sum(st.tanh(st.avg_pool2d(x, 2)))))
+        (kernel,) = (item for item in routine.kernels if "x.grad" in item.writes)
+    assert kernel.path.startswith("elementwise"), kernel.path
+    assert "floormod" not in kernel.source
