@@ -54,6 +54,7 @@ class MemoryReport:
     temporaries: Mapping[str, tuple[MemoryLine, ...]]
     stored_bytes: int
     arena_bytes: Mapping[str, int]
+    thread_bytes: Mapping[str, int]
     saved_bytes: Mapping[str, int]
     recomputed_bytes: Mapping[str, int]
 
@@ -71,6 +72,8 @@ class MemoryReport:
                 f"(sharing by lifetime saved {self.saved_bytes[name]:,}, computing values again in place of keeping them "
                 f"{self.recomputed_bytes[name]:,})"
             )
+            if self.thread_bytes[name]:
+                lines.append(f"{self.thread_bytes[name]:>12,}  of the arena for each thread: slabs of matrices, panels of operands")
             for line in temporaries:
                 place = f"  kernels {line.live[0]} to {line.live[1]}" if line.live is not None else ""
                 place += f", at byte {line.offset:,}" if line.offset is not None else ""
@@ -141,6 +144,7 @@ class Context:
             {name: executable.temporaries for name, executable in routines.items()},
             sum(line.nbytes for line in stored),
             {name: executable.arena_bytes for name, executable in routines.items()},
+            {name: executable.thread_bytes for name, executable in routines.items()},
             {name: executable.saved_bytes for name, executable in routines.items()},
             {name: executable.recomputed_bytes for name, executable in routines.items()},
         )

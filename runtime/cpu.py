@@ -104,7 +104,7 @@ class CpuDevice:
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate C and compile it, or take both from the cache; load the library."""
         code, nodes = self._code(program, numerics, fusion=fusion, debug=debug)
-        builds = self._cache.counts.builds
+        builds, limit = self._cache.counts.builds, _limit(code)
         library = load_library(
             code.text,
             compiler=self.compiler,
@@ -122,7 +122,8 @@ class CpuDevice:
             code.scalars,
             self._binder(library, code),
             temporaries=code.temporaries,
-            arena_bytes=code.arena_bytes,
+            arena_bytes=_arena_bytes(code, limit or self._threads or available_cpus()),
+            thread_bytes=code.thread_bytes,
             saved_bytes=code.saved_bytes,
             recomputed_bytes=code.recomputed_bytes,
             from_cache=self._cache.counts.builds == builds,
@@ -155,14 +156,15 @@ class CpuDevice:
         self, library: ctypes.CDLL, code: CpuCode
     ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
         entry = ctypes.cast(getattr(library, code.entry), ctypes.c_void_p).value
-        limit = 1 if code.flops < _SERIAL_FLOPS and code.nbytes < _SERIAL_BYTES else 0
+        limit = _limit(code)
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
+            nbytes = _arena_bytes(code, self.pool.threads if limit == 0 else limit)
             try:
-                arena = aligned(code.arena_bytes)
+                arena = aligned(nbytes)
             except (MemoryError, ValueError) as error:
                 raise ContextError(
-                    f"the temporaries of this routine need {code.arena_bytes / 2**30:.1f} GiB, more than can be "
+                    f"the temporaries of this routine need {nbytes / 2**30:.1f} GiB, more than can be "
                     f"allocated: {error}\n  compute in smaller batches, or save fewer intermediate values"
                 ) from None
             addresses = [buffer.ctypes.data for buffer in buffers] + [arena.ctypes.data]
@@ -197,6 +199,17 @@ class _Launch(functools.partial[None]):
     """A bound call that owns the memory its arguments point into."""
 
     owns: tuple[Any, ...] = ()
+
+
+def _limit(code: CpuCode) -> int:
+    """Return how many threads the routine is worth; 0 for all."""
+    return 1 if code.flops < _SERIAL_FLOPS and code.nbytes < _SERIAL_BYTES else 0
+
+
+def _arena_bytes(code: CpuCode, threads: int) -> int:
+    """Return the bytes of temporaries: what all threads share, and behind it what each has of its own."""
+    own = threads * code.thread_bytes
+    return -(-code.arena_bytes // _ALIGNMENT) * _ALIGNMENT + own if own else code.arena_bytes
 
 
 def aligned(nbytes: int) -> Array:

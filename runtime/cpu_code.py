@@ -30,8 +30,8 @@ class CpuCode:
     """The C source of a routine, what it computes and how to call it.
 
     ``external`` are the numbers of the nodes whose buffers the frame holds, in order. ``functions`` are those of the
-    kernels, in the order of the text; ``types`` maps the buffers of kernels to their formats. ``flops`` and ``nbytes``
-    are the work of one run.
+    kernels, in the order of the text; ``types`` maps the buffers of kernels to their formats. ``arena_bytes`` are shared by
+    all threads, behind them each has ``thread_bytes`` of its own. ``flops`` and ``nbytes`` are the work of one run.
     """
 
     text: str
@@ -43,6 +43,7 @@ class CpuCode:
     temporaries: tuple[MemoryLine, ...]
     types: Mapping[str, str]
     arena_bytes: int
+    thread_bytes: int
     saved_bytes: int
     recomputed_bytes: int
     flops: int

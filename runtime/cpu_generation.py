@@ -38,6 +38,7 @@ def generate_cpu(
         temporaries=reading.planned(emitted.plan),
         types=reading.types(module),
         arena_bytes=emitted.arena_bytes,
+        thread_bytes=emitted.thread_bytes,
         saved_bytes=emitted.plan.saved,
         recomputed_bytes=module.recomputed,
         flops=sum(kernel.cost.flops for kernel in module.kernels),

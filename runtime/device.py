@@ -70,6 +70,8 @@ class Executable:
     bind: Callable[[Sequence[Any], Array], Callable[[], None]]
     temporaries: tuple[MemoryLine, ...] = ()
     arena_bytes: int = 0
+    thread_bytes: int = 0
+    """Bytes of the arena that each thread has of its own, for slabs and panels."""
     saved_bytes: int = 0
     recomputed_bytes: int = 0
     """Bytes fewer alive at once, because values are computed again in front of late readers."""

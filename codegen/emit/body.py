@@ -60,7 +60,8 @@ def partition_grain(stmt: For) -> int:
 class BodyPrinter:
     """Prints the statements of one proc. ``used`` collects the functions called.
 
-    ``counts`` are scalar parameters: extents and static indices, which are never negative. ``vectors`` allows explicit vectors.
+    ``counts`` are scalar parameters: extents and static indices, which are never negative. ``given`` are local arrays that
+    the caller provides, named already. ``vectors`` allows explicit vectors.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class BodyPrinter:
         parallel: bool,
         callees: Mapping[Proc, str],
         counts: Iterable[Symbol] = (),
+        given: Iterable[Buffer] = (),
         vectors: bool = False,
     ) -> None:
         self.names = names
@@ -78,6 +80,7 @@ class BodyPrinter:
         self.dialect = dialect
         self.parallel = parallel
         self.callees = callees
+        self._given = frozenset(given)
         self._counted: set[Symbol] = set(counts)
         self._printer = ExpressionPrinter(dialect, names, nonnegative=self.nonnegative)
 
@@ -158,7 +161,8 @@ class BodyPrinter:
             case If():
                 yield from self._if(stmt, depth)
             case Alloc(buffer):
-                yield f"{pad}{self._array(buffer)};"
+                if buffer not in self._given:
+                    yield f"{pad}{self._array(buffer)};"
             case Barrier():
                 yield f"{pad}st_barrier_wait(barrier, tid);"
             case Comment(remark):

@@ -15,9 +15,10 @@ from stagedtensor.codegen.emit.body import BodyPrinter
 from stagedtensor.codegen.emit.c_like import CDialect
 from stagedtensor.codegen.emit.helpers import helpers_among
 from stagedtensor.codegen.emit.names import Names, sanitise
+from stagedtensor.codegen.emit.scratch import bytes_of_a_thread, scratch_of
 from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
-from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
+from stagedtensor.codegen.passes.plan_memory import ALIGNMENT, MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
 from stagedtensor.codegen.prelude.vectors import (
     FEATURE as VECTOR_FEATURE,
@@ -57,8 +58,9 @@ class KernelText:
 class CSource:
     """A translation unit and how to call it.
 
-    ``frame`` holds the address of each of ``buffers`` in order, then that of an arena of ``arena_bytes`` bytes aligned to
-    64 (which may be null where that is 0). ``scalars`` are the i64 parameters in order.
+    ``frame`` holds the address of each of ``buffers`` in order, then that of an arena aligned to 64: ``arena_bytes`` bytes
+    for all threads, behind them ``thread_bytes`` for each (it may be null where both are 0). ``scalars`` are the i64
+    parameters in order.
     """
 
     text: str
@@ -66,6 +68,7 @@ class CSource:
     buffers: tuple[Buffer, ...]
     scalars: tuple[Symbol, ...]
     arena_bytes: int
+    thread_bytes: int
     kernels: tuple[KernelText, ...]
     plan: MemoryPlan
 
@@ -127,6 +130,7 @@ def emit_module(
         buffers=module.external,
         scalars=module.scalars,
         arena_bytes=plan.peak,
+        thread_bytes=bytes_of_a_thread(module.kernels),
         kernels=tuple(kernels),
         plan=plan,
     )
@@ -228,6 +232,9 @@ def _function(
         constness = "" if buffer in written else "const "
         parameters.append(f"{constness}{buffer.type.c_type} *restrict {given}")
         described.append(f"{given} : {shape_text(buffer)}")
+    own = scratch_of(proc)
+    for buffer in own:
+        parameters.append(f"{buffer.type.c_type} *restrict {names.give(buffer, buffer.name)}")
     for symbol in used_scalars(proc):
         parameters.append(f"int64_t {names.give(symbol, symbol.hint)}")
     if is_parallel(proc):
@@ -235,7 +242,7 @@ def _function(
     if _has_barrier(proc):
         parameters.append("st_barrier *barrier")
     printer = BodyPrinter(
-        CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars, vectors=vectors
+        CDialect(), names, parallel=is_parallel(proc), callees=callees, counts=proc.scalars, given=own, vectors=vectors
     )
     body = printer.body(proc.body, 1)
     if PUTS & printer.used:
@@ -303,6 +310,10 @@ def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan
         scalars.update(dict.fromkeys(used_scalars(kernel)))
     if any(buffer not in position for buffer in used):
         lines.append(f"char *const arena = frame[{len(module.external)}];")
+    thread_bytes = bytes_of_a_thread(module.kernels)
+    if thread_bytes:
+        first = -(-plan.peak // ALIGNMENT) * ALIGNMENT
+        lines.append(f"char *const own = (char *)frame[{len(module.external)}] + {first} + (int64_t)tid * {thread_bytes};")
     for buffer in module.external:
         if buffer in used:
             lines.append(f"{buffer.type.c_type} *const {names.give(buffer, buffer.name)} = frame[{position[buffer]}];")
@@ -324,6 +335,7 @@ def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan
         buffers = used_buffers(kernel)
         shared = cells_in_common(plan, kernel, buffers)
         arguments = [names.of(buffer) for buffer in buffers if shared[buffer] is buffer]
+        arguments += [f"({item.type.c_type} *)(own + {offset})" for item, offset in scratch_of(kernel).items()]
         arguments += [names.of(symbol) for symbol in used_scalars(kernel)]
         if is_parallel(kernel):
             arguments += ("tid", "nt")
