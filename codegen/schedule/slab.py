@@ -9,7 +9,8 @@ matrix only. Run point by point, such a value never exists as a whole::
     out[b, q, h, v] <- p . v                        out[b, q, h, v] <- p . v
 
 Legal where every buffer that a block of the group writes and another touches is divided among the outer points, and where
-what stood between the blocks can go before or behind them. Schedules nothing.
+what stood between the blocks can go before or behind them. A matrix too large for a core's cache is cut into tiles of rows:
+blocks that sum over the rows go on from tile to tile, all others have rows of their own. Schedules nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import constant
 from stagedtensor.codegen.effects import loads
-from stagedtensor.codegen.loop_ir import Block, Buffer, Expr, Load, Module, Proc, Symbol, Var, walk
+from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Expr, Load, Module, Proc, Symbol, Var, walk
 from stagedtensor.codegen.passes.dependence import covers, is_contraction
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, symbols_of
 
@@ -28,9 +29,19 @@ LEAST_BYTES = 2 << 20
 LEAST_SLAB = 2 << 10
 """Bytes of one slab: with less than that per point, tiles of registers stay empty."""
 MOST_BYTES = 2 << 20
-"""Bytes of all slabs of one group: about a core's second-level cache, and a part of a thread's stack."""
+"""Bytes of all slabs of one group that are whole matrices: about a core's second-level cache."""
+MOST_WHOLE = 512 << 10
+"""The same where tiles of rows are legal: panels and operands want room beside them."""
+TILE_BYTES = 1 << 20
+"""Bytes of all slabs of one group that are tiles of rows: beside them lie panels and the sums that go on from tile to tile."""
+MOST_ROWS = 64
+"""Rows of a tile: with more, nothing is read less often that counts."""
+LEAST_ROWS = 16
+"""Rows of a tile, however long they are: with fewer, tiles of registers stay empty."""
 LEAST_POINTS = 8
 """Outer points of a group: the threads divide them."""
+LEAST_POINTS_OF_TILES = 4
+"""The same for matrices too large for a cache."""
 _INNER = 2
 """Axes of a slab: a matrix."""
 
@@ -41,7 +52,8 @@ Outer = tuple[Symbol, ...]
 class Group:
     """Kernels that run together. ``outer`` are the data iterators of each block's outer axes, ``slabs`` what becomes local.
 
-    The first ``len(slab.shape) - 2`` axes of a slab are the outer axes, in this order.
+    The first ``len(slab.shape) - 2`` axes of a slab are the outer axes, in this order, those of one cell left out. Where ``tile`` is not 0, so many rows
+    at a time (the last but one axis of a slab): ``rows`` are the iterators that walk them, data or reduce, one per block.
     """
 
     kernels: tuple[Proc, ...]
@@ -49,6 +61,8 @@ class Group:
     outer: tuple[Outer, ...]
     extents: tuple[int, ...]
     slabs: tuple[Buffer, ...]
+    tile: int = 0
+    rows: tuple[BlockIterator, ...] = ()
 
 
 def grouped(module: Module) -> tuple[Proc | Group, ...]:
@@ -75,6 +89,8 @@ class _Unit:
     touched: tuple[Buffer, ...]
     """What it reads and writes, in order of appearance."""
     slabs: tuple[Buffer, ...] = ()
+    tile: int = 0
+    rows: tuple[BlockIterator, ...] = ()
 
     @staticmethod
     def of(kernel: Proc) -> _Unit:
@@ -85,7 +101,8 @@ class _Unit:
         blocks = tuple(block for kernel in self.kernels if (block := _block(kernel)) is not None)
         outer = tuple(item for item in self.outer if item is not None)
         extents = {item.symbol: item.bound for item in blocks[0].data}
-        return Group(self.kernels, blocks, outer, tuple(extents[symbol] for symbol in outer[0]), self.slabs)
+        points = tuple(extents[symbol] for symbol in outer[0])
+        return Group(self.kernels, blocks, outer, points, self.slabs, self.tile, self.rows)
 
     def touches(self, buffer: Buffer) -> bool:
         return buffer in self.reads or buffer in self.writes
@@ -121,7 +138,8 @@ def _candidates(module: Module, units: Sequence[_Unit]) -> Iterator[Buffer]:
             continue
         maker = _block(first.kernels[0])
         products = any(is_contraction(block) for unit in (first, *readers) if (block := _block(unit.kernels[0])))
-        if maker is not None and covers(maker, buffer) and _points(buffer) >= LEAST_POINTS and products:
+        least = LEAST_POINTS if buffer.nbytes <= MOST_BYTES * _points(buffer) else LEAST_POINTS_OF_TILES
+        if maker is not None and covers(maker, buffer) and _points(buffer) >= least and products:
             yield buffer
 
 
@@ -129,9 +147,6 @@ def _gathered(units: list[_Unit], slab: Buffer) -> list[_Unit]:
     """Return ``units`` with all that touch ``slab`` in one, or as they are where that is not legal or too large."""
     places = [place for place, unit in enumerate(units) if unit.touches(slab)]
     slabs = (*dict.fromkeys(item for place in places for item in units[place].slabs), slab)
-    inner = sum(item.nbytes // _points(item) for item in slabs)
-    if inner > MOST_BYTES:
-        return units
     kernels: list[Proc] = []
     outer: list[Outer | None] = []
     for place in places:
@@ -143,14 +158,25 @@ def _gathered(units: list[_Unit], slab: Buffer) -> list[_Unit]:
             outer.append(own)
     if not _divided(kernels, [item for item in outer if item is not None], slabs):
         return units
+    tile, rows = 0, tuple[BlockIterator, ...]()
+    inner = sum(item.nbytes // _points(item) for item in slabs)
+    if inner > MOST_WHOLE and (found := _rows(kernels, slabs)) is not None:
+        rows, tile = found, _tile(found[0].bound, inner)
+    if tile == 0 and inner > MOST_BYTES:
+        return units
     before, behind = _around(units, places)
     if before is None:
         return units
     reads = frozenset[Buffer]().union(*(units[place].reads for place in places))
     writes = frozenset[Buffer]().union(*(units[place].writes for place in places))
     touched = tuple(dict.fromkeys(buffer for place in places for buffer in units[place].touched))
-    whole = _Unit(tuple(kernels), tuple(outer), reads, writes, touched, slabs)
+    whole = _Unit(tuple(kernels), tuple(outer), reads, writes, touched, slabs, tile, rows)
     return [*units[: places[0]], *before, whole, *behind, *units[places[-1] + 1 :]]
+
+
+def _outer_axes(slab: Buffer) -> tuple[int, ...]:
+    """The axes of a slab that tell outer points apart: those in front of the matrix, but for axes of one cell."""
+    return tuple(place for place, extent in enumerate(slab.shape[:-_INNER]) if extent > 1)
 
 
 def _points(slab: Buffer) -> int:
@@ -188,8 +214,9 @@ def _outer_of(kernel: Proc, slab: Buffer) -> Outer | None:
     fixed = {item.symbol for item in block.data if constant(item.extent) is not None}
     found: Outer | None = None
     for indices in _accesses(block, slab):
-        leading = tuple(part.symbol for part in indices[:-_INNER] if isinstance(part, Var) and part.symbol in fixed)
-        if len(leading) != len(indices) - _INNER or len(set(leading)) != len(leading):
+        parts = [indices[place] for place in _outer_axes(slab)]
+        leading = tuple(part.symbol for part in parts if isinstance(part, Var) and part.symbol in fixed)
+        if not leading or len(leading) != len(parts) or len(set(leading)) != len(leading):
             return None
         if found is not None and found != leading:
             return None
@@ -212,7 +239,7 @@ def _divided(kernels: Sequence[Proc], outer: Sequence[Outer], slabs: Sequence[Bu
         return False
     written = {store.buffer for block in blocks for store in block.stores}
     for buffer in written:
-        axes: tuple[int, ...] | None = tuple(range(len(buffer.shape) - _INNER)) if buffer in slabs else None
+        axes = _outer_axes(buffer) if buffer in slabs else None
         for block, symbols in zip(blocks, outer, strict=True):
             for indices in _accesses(block, buffer):
                 own = _axes(indices, symbols)
@@ -220,6 +247,47 @@ def _divided(kernels: Sequence[Proc], outer: Sequence[Outer], slabs: Sequence[Bu
                     return False
                 axes = own
     return True
+
+
+def _tile(rows: int, inner: int) -> int:
+    """How many of ``rows`` rows, ``inner`` bytes in all, make a tile: a number that divides them where one is large enough.
+
+    Else one that leaves enough rows over for the templates that suit a tile; 0 where there is none.
+    """
+    most = min(rows, max(LEAST_ROWS, min(MOST_ROWS, TILE_BYTES * rows // inner)))
+    counts = range(most, min(LEAST_ROWS, most) - 1, -1)
+    dividing = (count for count in counts if rows % count == 0 and 2 * count >= most)
+    leaving = (count for count in counts if rows % count >= LEAST_ROWS)
+    return next(dividing, next(leaving, 0))
+
+
+def _rows(kernels: Sequence[Proc], slabs: Sequence[Buffer]) -> tuple[BlockIterator, ...] | None:
+    """The iterators that walk the rows of slabs, one per block, None where tiles of rows would change a value.
+
+    A row that a block writes is read by others at that row only; what a block sums up over all rows, no other touches.
+    """
+    blocks = [block for kernel in kernels if (block := _block(kernel)) is not None]
+    rows: list[BlockIterator] = []
+    for block in blocks:
+        walked = {indices[-_INNER] for slab in slabs for indices in _accesses(block, slab)}
+        row = next((item for item in block.iterators if walked == {Var(item.symbol)}), None)
+        if row is None or constant(row.extent) is None or (row.kind == "reduce" and row is not block.reduce[0]):
+            return None
+        rows.append(row)
+    if len({row.bound for row in rows}) != 1:
+        return None
+    for buffer in {store.buffer for block in blocks for store in block.stores}.difference(slabs):
+        axes: set[tuple[int, ...] | None] = set()
+        users = [(block, row) for block, row in zip(blocks, rows, strict=True) if any(_accesses(block, buffer))]
+        if any(row.kind == "reduce" and any(store.buffer is buffer for store in block.stores) for block, row in users):
+            if len(users) > 1:
+                return None
+            continue
+        for block, row in users:
+            axes.update(_axes(indices, (row.symbol,)) for indices in _accesses(block, buffer))
+        if len(axes) > 1 or None in axes:
+            return None
+    return tuple(rows)
 
 
 def _extents(block: Block, outer: Outer) -> tuple[int, ...]:

@@ -87,6 +87,60 @@ def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch
     assert any("slabs" in kernel.path for kernel in routine.kernels), str(routine)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_tiles_of_rows_do_not_show(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random shapes, masks and numbers of threads; some leave rows over."""
+    rng = np.random.default_rng(seed)
+    queries, keys = (int(item) for item in rng.integers(17, 70, 2))
+    _tiles(monkeypatch, rows=int(rng.integers(11, 16)))
+    build = partial(
+        attention,
+        ("f32", "bf16", "f16")[seed % 3],
+        queries,
+        queries if seed % 2 else keys,
+        int(rng.integers(1, 5)) * 8,
+        causal=bool(seed % 2),
+        masked=seed % 4 == 2,
+    )
+    routine = compare(build, monkeypatch, threads=seed % 3 + 1)
+    assert any("slabs" in kernel.path for kernel in routine.kernels), str(routine)
+
+
+def _tiles(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let matrices of any size be cut into tiles of ``rows`` rows."""
+    monkeypatch.setattr(slab, "MOST_WHOLE", 0)
+    monkeypatch.setattr(slab, "LEAST_ROWS", 8)
+    monkeypatch.setattr(slab, "MOST_ROWS", rows)
+
+
+def test_tiles_pass_the_verifier_and_fit_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sequences: a worker's memory stays at tiles of rows, whatever the length."""
+    monkeypatch.setattr(slab, "LEAST_BYTES", LEAST_BYTES)
+    with st.Session(), st.Context("cpu", threads=2) as ctx:
+        q, k, v = (st.placeholder(name, batch=[1, 2048], output=[4, 32], prec="f32") for name in "qkv")
+        routine = ctx.compile(st.attention(q, k, v, causal=True), debug=True)
+    assert not matrices(routine, (1, 4, 2048, 2048)), str(routine)
+    assert "slabs of 64 rows" in routine.kernels[0].path
+    assert routine.executable.thread_bytes < 2 << 20
+    assert routine.executable.arena_bytes < 16 << 20
+
+
+def test_a_matrix_that_others_read_across_rows_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transposed matrix is read too: rows of one tile would need rows of others."""
+    _tiles(monkeypatch, rows=8)
+
+    def build() -> Program:
+        x = st.placeholder("x", batch=[16, 24], output=[24], prec="f32")
+        scores = st.einsum("b, i | -> c; b, j | -> c => b | i -> j", x, x)
+        both = st.exp(scores * 0.01)
+        y = st.einsum("b | i -> j; b | j -> i; b, j | -> c => b, i | -> c", both, both, x)
+        values = np.random.default_rng(2).standard_normal((16, 24, 24)).astype(np.float32)
+        return Program([(x, values)], [y])
+
+    routine = compare(build, monkeypatch)
+    assert not any("slabs of" in kernel.path for kernel in routine.kernels)
+
+
 def test_the_scores_are_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the probabilities computed again, neither forward nor backward leaves a matrix of queries and keys."""
     monkeypatch.setattr(pipeline, "recompute", partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0))
