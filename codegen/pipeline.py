@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
+from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.effects import named
 from stagedtensor.codegen.loop_ir import Module
 from stagedtensor.codegen.lower import lower
@@ -87,8 +88,9 @@ def generate(
     """Compile ``program`` into scheduled kernels for ``target``; a bare name (``"reference"``) stands for no schedule."""
     if isinstance(target, str):
         return blocks(program, numerics, target, fusion=fusion, check=check)
+    choices: Choices = DEFAULT,
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
-    module = hoist(schedule(module, target, numerics, slabs=fusion))
+    module = hoist(schedule(module, target, numerics, slabs=fusion, choices=choices))
     if fusion:
         module = keep_rows(jam(module))
     if check:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,66 +18,16 @@ from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
 from stagedtensor.runtime import id_checks, linking
-from stagedtensor.runtime.device import Array, Device, MemoryLine
+from stagedtensor.runtime.device import Array, Device, MemoryLine, Tuned
 from stagedtensor.runtime.devices import open_device
+from stagedtensor.runtime.reports import MemoryReport, Stats
 from stagedtensor.runtime.routine import Routine
 from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store, describe
+from stagedtensor.runtime.trial import contents
+from stagedtensor.runtime.tune import allowed_seconds
 from stagedtensor.source import user_source
 
 _F32_MAX = f32.max_finite
-
-
-@dataclass
-class Stats:
-    """Counts of what a context did; tests read them to prove that ``set_values`` compiles nothing."""
-
-    compiles: int = 0
-    """Programs for which the toolchain ran."""
-    cache_hits: int = 0
-    """Programs whose binary came from the kernel cache."""
-    routine_hits: int = 0
-    """Computations that were compiled before in this context."""
-    runs: int = 0
-    kernel_launches: int = 0
-    uploads: int = 0
-    uploaded_bytes: int = 0
-    downloads: int = 0
-    downloaded_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Every buffer of a context and its routines; sizes in bytes."""
-
-    stored: tuple[MemoryLine, ...]
-    temporaries: Mapping[str, tuple[MemoryLine, ...]]
-    stored_bytes: int
-    arena_bytes: Mapping[str, int]
-    thread_bytes: Mapping[str, int]
-    saved_bytes: Mapping[str, int]
-    recomputed_bytes: Mapping[str, int]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Stored buffers and the largest routine arena."""
-        return self.stored_bytes + max(self.arena_bytes.values(), default=0)
-
-    def __str__(self) -> str:
-        lines = [f"stored between runs: {self.stored_bytes:,} bytes"]
-        lines += [f"{line.nbytes:>12,}  {line.node}  {line.precision} {line.shape}" for line in self.stored]
-        for name, temporaries in self.temporaries.items():
-            lines.append(
-                f"while routine {name} runs: an arena of {self.arena_bytes[name]:,} bytes "
-                f"(sharing by lifetime saved {self.saved_bytes[name]:,}, computing values again in place of keeping them "
-                f"{self.recomputed_bytes[name]:,})"
-            )
-            if self.thread_bytes[name]:
-                lines.append(f"{self.thread_bytes[name]:>12,}  of the arena for each thread: slabs of matrices, panels of operands")
-            for line in temporaries:
-                place = f"  kernels {line.live[0]} to {line.live[1]}" if line.live is not None else ""
-                place += f", at byte {line.offset:,}" if line.offset is not None else ""
-                lines.append(f"{line.nbytes:>12,}  {line.node}  {line.precision} {line.shape}{place}")
-        return "\n".join((*lines, f"peak: {self.peak_bytes:,} bytes, what is stored and the largest arena"))
 
 
 def node_of(t: HasNode | Node) -> Node:
@@ -157,7 +106,7 @@ class Context:
         name: str | None = None,
         numerics: Numerics | None = None,
         keep: HasNode | Iterable[HasNode] = (),
-        tune: bool = False,
+        tune: bool | float = False,
         debug: bool = False,
         fusion: bool = True,
     ) -> Routine:
@@ -165,30 +114,41 @@ class Context:
 
         ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
         The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
-        every node a buffer: slow, the same bits. ``debug`` verifies the generated code and raises after a run whose gather
+        every node a buffer: slow, the same bits. ``tune`` tries a few other schedules of the same bits on copies of the values and
+        takes the fastest, for at most about 30 seconds (or that many, as a number); cached. ``debug`` verifies the generated code and raises after a run whose gather
         ids or class labels were out of range. A failed compile settles nothing.
         """
         if numerics is not None:
             _require_numerics(numerics)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"compile: name is a non-empty string, not {name!r} ({user_source().quoted()})")
+        seconds = None if debug else allowed_seconds(tune)
         with self._enter():
             computation, wanted = as_computation(comp)
             kept = frozenset((*wanted, *(node_of(t) for t in ([keep] if isinstance(keep, HasNode) else keep))))
             chosen = numerics if numerics is not None else self.numerics
-            key = (computation.key(), kept, chosen.key(), debug, fusion, name)
+            key = (computation.key(), kept, chosen.key(), debug, fusion, name, seconds)
             known = self._routines.get(key)
             if known is not None:
                 self._stats.routine_hits += 1
                 return known
             started = time.perf_counter()
-            routine = self._build(computation, name or computation.name, chosen, kept, debug=debug, fusion=fusion)
+            called = name or computation.name
+            routine = self._build(computation, called, chosen, kept, debug=debug, fusion=fusion, seconds=seconds)
             routine.compile_seconds = time.perf_counter() - started
             self._routines[key] = routine
             return routine
 
     def _build(
-        self, comp: Comp, name: str, numerics: Numerics, kept: frozenset[Node], *, debug: bool, fusion: bool
+        self,
+        comp: Comp,
+        name: str,
+        numerics: Numerics,
+        kept: frozenset[Node],
+        *,
+        debug: bool,
+        fusion: bool,
+        seconds: float | None,
     ) -> Routine:
         solved = solve_program(comp, name, keep=kept)
         looked_up = id_checks.lookups(solved.statements, solved.shape) if debug else ()
@@ -197,7 +157,17 @@ class Context:
         borrowed = frozenset(node for node in facts.inputs if node in self._store.stored)
         linking.check_inputs(facts, borrowed, kept.difference(self._store.stored))
         program = linking.for_codegen(solved, kept | borrowed)
-        executable = self._device.compile(program, numerics, fusion=fusion, debug=debug)
+        if seconds is None or not isinstance(self._device, Tuned):
+            executable = self._device.compile(program, numerics, fusion=fusion, debug=debug)
+        else:
+            executable = self._device.tune(
+                program,
+                numerics,
+                lambda node: contents(self._store, node, solved.shape(node), solved.prec(node)),
+                lambda built: linking.largest(facts, built.scalars),
+                fusion=fusion,
+                seconds=seconds,
+            )
         if executable.from_cache:
             self._stats.cache_hits += 1
         else:

@@ -11,22 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.fingerprint import fingerprint
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
-from stagedtensor.runtime.code_cache import cached_code
+from stagedtensor.runtime.code_cache import cached_value
 from stagedtensor.runtime.compiler import Compiler, Unit, find_compiler
-from stagedtensor.runtime.cpu_code import CpuCode
+from stagedtensor.runtime.cpu_code import CpuCode, loads as code_from_text
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import DrawLibrary
 from stagedtensor.runtime.generator_version import generator_version
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 from stagedtensor.runtime.shared_library import load_library
-from stagedtensor.runtime.target import Target, detect, target as target_by_name
+from stagedtensor.runtime.target import Target, detect, processor_name, target as target_by_name
 from stagedtensor.runtime.thread_pool import ThreadPool, available_cpus
+from stagedtensor.runtime.trial import Trials
+from stagedtensor.runtime.tune import Tuning, loads as tuning_from_text, search
 
 _ALIGNMENT = 64
 _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
@@ -101,10 +104,18 @@ class CpuDevice:
         return self._draw(kind, cells, prec, key, first, second)
 
     # -- code -----------------------------------------------------------------------------------------------------
-    def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
+    def compile(
+        self,
+        program: SolvedProgram,
+        numerics: Numerics,
+        *,
+        fusion: bool,
+        debug: bool,
+        choices: Choices = DEFAULT,
+    ) -> Executable:
         """Generate C and compile it, or take both from the cache; load the library."""
-        code, nodes = self._code(program, numerics, fusion=fusion, debug=debug)
-        builds, limit = self._cache.counts.builds, _limit(code)
+        code, nodes = self._code(program, numerics, fusion=fusion, debug=debug, choices=choices.schedule)
+        builds, limit = self._cache.counts.builds, _limit(code, choices)
         library = load_library(
             code.text,
             compiler=self.compiler,
@@ -120,7 +131,7 @@ class CpuDevice:
             code.kernels,
             tuple(nodes[number] for number in code.external),
             code.scalars,
-            self._binder(library, code),
+            self._binder(library, code, limit),
             temporaries=code.temporaries,
             arena_bytes=_arena_bytes(code, limit or self._threads or available_cpus()),
             thread_bytes=code.thread_bytes,
@@ -129,10 +140,45 @@ class CpuDevice:
             from_cache=self._cache.counts.builds == builds,
             types=code.types,
             locate=code.locate,
+            limit=limit,
         )
 
+    def tune(
+        self,
+        program: SolvedProgram,
+        numerics: Numerics,
+        contents: Callable[[Node], Array],
+        scalars: Callable[[Executable], Array],
+        *,
+        fusion: bool,
+        seconds: float,
+    ) -> Executable:
+        """Compile with the fastest choices for this processor and number of threads; bits do not depend on them."""
+        trials = Trials(contents, lambda cells: aligned(cells.nbytes).view(cells.dtype), scalars)
+
+        def build(choices: Choices) -> Executable:
+            return self.compile(program, numerics, fusion=fusion, debug=False, choices=choices)
+
+        def find() -> Tuning:
+            default = build(DEFAULT)
+            one_thread = None if self.pool.threads == 1 else default.limit == 1
+            return search(build, _is_known, trials.compare, seconds=seconds, one_thread=one_thread)
+
+        known, version = fingerprint(program), generator_version()
+        if known is None or version is None:
+            tuning = find()
+        else:
+            machine = (self.target.name, *sorted(self.target.features), processor_name(), str(self.pool.threads))
+            key = digest(
+                "tuning", version, known.text, repr(machine), self.compiler.identity, repr(numerics.key()), f"{fusion} {seconds}"
+            )
+            tuning = cached_value(self._cache, key, find, Tuning.dumps, tuning_from_text)
+        executable = build(tuning.chosen)
+        executable.tuning = tuning
+        return executable
+
     def _code(
-        self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool
+        self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool, choices: Choices
     ) -> tuple[CpuCode, Sequence[Node]]:
         """Return the code of a program and the nodes that its numbers stand for."""
         known, version = None if debug else fingerprint(program), generator_version()
@@ -142,21 +188,20 @@ class CpuDevice:
             # the compiler of this package: not loaded where the cache knows the program
             from stagedtensor.runtime.cpu_generation import generate_cpu
 
-            return generate_cpu(program, self.target, numerics, numbers, fusion=fusion, check=debug)
+            return generate_cpu(program, self.target, numerics, numbers, fusion=fusion, check=debug, choices=choices)
 
         if known is None or version is None:
             code = generate()
         else:
             target = (self.target.name, *sorted(self.target.features), str(self.target.vector_bytes))
-            key = digest("program", version, known.text, repr(target), repr(numerics.key()), str(fusion))
-            code = cached_code(self._cache, key, generate)
+            key = digest("program", version, known.text, repr(target), repr(numerics.key()), f"{fusion} {choices}")
+            code = cached_value(self._cache, key, generate, CpuCode.dumps, code_from_text)
         return code, tuple(numbers)
 
     def _binder(
-        self, library: ctypes.CDLL, code: CpuCode
+        self, library: ctypes.CDLL, code: CpuCode, limit: int
     ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
         entry = ctypes.cast(getattr(library, code.entry), ctypes.c_void_p).value
-        limit = _limit(code)
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
             nbytes = _arena_bytes(code, self.pool.threads if limit == 0 else limit)
@@ -201,8 +246,10 @@ class _Launch(functools.partial[None]):
     owns: tuple[Any, ...] = ()
 
 
-def _limit(code: CpuCode) -> int:
-    """Return how many threads the routine is worth; 0 for all."""
+def _limit(code: CpuCode, choices: Choices) -> int:
+    """Return how many threads the routine is worth, or shall have; 0 for all."""
+    if choices.one_thread is not None:
+        return int(choices.one_thread)
     return 1 if code.flops < _SERIAL_FLOPS and code.nbytes < _SERIAL_BYTES else 0
 
 
@@ -210,6 +257,10 @@ def _arena_bytes(code: CpuCode, threads: int) -> int:
     """Return the bytes of temporaries: what all threads share, and behind it what each has of its own."""
     own = threads * code.thread_bytes
     return -(-code.arena_bytes // _ALIGNMENT) * _ALIGNMENT + own if own else code.arena_bytes
+
+
+def _is_known(candidate: Executable, others: Sequence[Executable]) -> bool:
+    return any(candidate.source == other.source and candidate.limit == other.limit for other in others)
 
 
 def aligned(nbytes: int) -> Array:

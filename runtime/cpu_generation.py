@@ -6,6 +6,7 @@ the compiler of the package, which a routine from the kernel cache does without.
 
 from __future__ import annotations
 
+from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.emit.c import CSource, emit_module
 from stagedtensor.codegen.emit.units import units
 from stagedtensor.codegen.pipeline import generate
@@ -20,13 +21,20 @@ from stagedtensor.runtime.thread_pool import POOL_HEADER
 
 
 def generate_cpu(
-    program: SolvedProgram, target: Target, numerics: Numerics, numbers: dict[Node, int], *, fusion: bool, check: bool
+    program: SolvedProgram,
+    target: Target,
+    numerics: Numerics,
+    numbers: dict[Node, int],
+    *,
+    fusion: bool,
+    check: bool,
+    choices: Choices = DEFAULT,
 ) -> CpuCode:
     """Generate the source of ``program``.
 
     ``numbers`` says which number stands for a node in the result; nodes that have none are given the next.
     """
-    module = generate(program, target, numerics, fusion=fusion, check=check)
+    module = generate(program, target, numerics, fusion=fusion, check=check, choices=choices)
     emitted = emit_module(module, target, header=POOL_HEADER)
     return CpuCode(
         text=emitted.text,

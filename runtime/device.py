@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from stagedtensor.precision import Prec
 
 if TYPE_CHECKING:  # the protocol speaks of them; only a device loads them
     from stagedtensor.codegen.solved import SolvedProgram
+    from stagedtensor.runtime.tune import Tuning
 
 Array = np.ndarray[Any, Any]
 
@@ -82,6 +83,10 @@ class Executable:
     """What ``source`` is written in."""
     locate: Callable[[int], str | None] | None = None
     """Maps a line of the source (from 1) to the user's line."""
+    limit: int = 0
+    """Threads that a run takes at most; 0: all that there are."""
+    tuning: Tuning | None = None
+    """What a search among schedules found, where there was one."""
 
 
 class Device(Protocol):
@@ -117,3 +122,23 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Free what the device holds."""
+
+
+@runtime_checkable
+class Tuned(Protocol):
+    """A back end with schedules to choose from."""
+
+    def tune(
+        self,
+        program: SolvedProgram,
+        numerics: Numerics,
+        contents: Callable[[Node], Array],
+        scalars: Callable[[Executable], Array],
+        *,
+        fusion: bool,
+        seconds: float,
+    ) -> Executable:
+        """Compile with the fastest choices that a search of at most about ``seconds`` finds, or that one found before.
+
+        ``contents`` gives the cells of a node, flat, for trial runs on copies; ``scalars`` what is bound in them.
+        """

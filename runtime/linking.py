@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+
+import numpy as np
 
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.dims import MEMORY_ORDER
@@ -192,3 +194,9 @@ def master_of(node: Node) -> Node | None:
 def is_twin(node: Node) -> bool:
     """Whether ``node`` is a cast of a parameter."""
     return master_of(node) is not None
+
+
+def largest(facts: Facts, scalars: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Return scalar arguments for a trial run: every dynamic extent at its maximum, static indices at 0."""
+    values = [facts.extents.get(name, 0) for name in scalars]
+    return np.array(values or [0], np.int64)

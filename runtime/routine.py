@@ -16,6 +16,7 @@ from stagedtensor.numerics import Numerics
 from stagedtensor.runtime.device import Executable, Kernel
 from stagedtensor.runtime.kernel_table import kernel_table, terminal_width
 from stagedtensor.runtime.nvrtc import CudaBinary, KernelResources, Kind, compile_cuda
+from stagedtensor.runtime.tune import Tuning
 
 if TYPE_CHECKING:
     from stagedtensor.runtime.context import Context
@@ -68,6 +69,11 @@ class Routine:
     def source(self) -> str:
         """The full generated source."""
         return self.executable.source
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What the search of ``ctx.compile(..., tune=True)`` found and measured; None without one."""
+        return self.executable.tuning
 
     @cached_property
     def stored_nodes(self) -> frozenset[Node]:
@@ -154,7 +160,8 @@ class Routine:
         return self._table(terminal_width())
 
     def _table(self, width: int | None = None) -> str:
-        return kernel_table(f"routine {self.name} on {self.context.device_name}", self.kernels, width)
+        tuned = "" if self.tuning is None else f", tuned: {self.tuning.name}"
+        return kernel_table(f"routine {self.name} on {self.context.device_name}{tuned}", self.kernels, width)
 
     def __repr__(self) -> str:
         count = len(self.kernels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
 from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
@@ -26,13 +27,15 @@ from stagedtensor.numerics import Numerics
 __all__ = ["TargetInfo", "schedule"]
 
 
-def schedule(module: Module, target: TargetInfo, numerics: Numerics, *, slabs: bool = False) -> Module:
+def schedule(
+    module: Module, target: TargetInfo, numerics: Numerics, *, slabs: bool = False, choices: Choices = DEFAULT
+) -> Module:
     """Return ``module`` with every block turned into loops for ``target``.
 
     ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it. ``slabs`` lets
-    kernels run together where that spares large intermediates.
+    kernels run together where that spares large intermediates, unless ``choices`` say otherwise.
     """
-    constants = machine(target)
+    constants, slabs = machine(target, choices), slabs and choices.slabs
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []

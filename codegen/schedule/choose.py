@@ -205,7 +205,7 @@ def _contraction(
     width, height = vector.bound, 1 if row is None else row.bound
     unit = _unit_strides(roles.column_operand, vector)
     may_pack = height >= 8 and (block.guard is None or _reads_every_cell(roles.column_operand, block))
-    pack_columns = may_pack and (
+    pack_columns = may_pack and (machine.panels or not unit) and (
         not unit
         or _lanes_filled(width, machine.lanes(prec)) < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
         or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
@@ -229,7 +229,7 @@ def _contraction(
         block = _replace_operand(block, old, new)
         return new
 
-    pack_rows = not in_place and _pays_to_pack_rows(block, roles, shape, width)
+    pack_rows = machine.panels and not in_place and _pays_to_pack_rows(block, roles, shape, width)
     # What is copied into panels anyway is widened there.
     if _pays_to_widen(block, roles.row_operand) and (not pack_rows or copies.has(roles.row_operand)):
         wide, nest = _widened(roles.row_operand, copies, machine)
@@ -421,6 +421,8 @@ def tile_shape(machine: Machine, cell_bytes: int, height: int, width: int, *, pa
     lanes = max(1, machine.vector_bytes // cell_bytes)
     best: tuple[float, TileShape] | None = None
     for vectors in (4, 5, 6, 3, 2, 1):
+        if vectors > machine.tile_vectors:
+            continue
         size = vectors * lanes
         if not padded and size > width:
             if size - width >= lanes:
@@ -428,7 +430,7 @@ def tile_shape(machine: Machine, cell_bytes: int, height: int, width: int, *, pa
             size = width
         useful_columns = width / (-(-width // size) * vectors * lanes)
         room = (machine.registers - vectors - 1) // vectors
-        for height_of_tile in range(1, min(room, 14 if vectors == 1 else 8, max(1, height)) + 1):
+        for height_of_tile in range(1, min(room, 14 if vectors == 1 else machine.tile_rows, max(1, height)) + 1):
             useful_rows = height / (-(-height // height_of_tile) * height_of_tile)
             reuse = height_of_tile * vectors / (height_of_tile + vectors)
             score = useful_columns * useful_rows * min(1.0, reuse / 2.4) * (1.0 if vectors <= 4 else _WIDE_TILES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.precision import Prec
 
 
@@ -37,7 +38,8 @@ class Machine:
     reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
     ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
     small part of a core's cache; operands of contractions of up to ``most_passing_cells`` where they soon are gone. An operand of
-    up to ``cache_bytes`` bytes stays in a core's own cache while others pass by.
+    up to ``cache_bytes`` bytes stays in a core's own cache while others pass by. ``panels``, ``tile_vectors`` and ``tile_rows`` are
+    what :class:`~stagedtensor.codegen.choices.Choices` says.
     """
 
     vector_bytes: int
@@ -50,7 +52,10 @@ class Machine:
     few_results: int = 64
     most_held_cells: int = 131_072
     most_passing_cells: int = 1 << 20
-    cache_bytes: int = 1 << 20
+    cache_bytes: int = DEFAULT.cache_bytes
+    panels: bool = DEFAULT.panels
+    tile_vectors: int = DEFAULT.tile_vectors
+    tile_rows: int = DEFAULT.tile_rows
 
     def lanes(self, prec: Prec) -> int:
         """Return how many values of ``prec`` one register holds."""
@@ -64,6 +69,13 @@ class Machine:
 _MANY_REGISTERS = ("avx512", "avx512+amx", "aarch64")
 
 
-def machine(target: TargetInfo) -> Machine:
-    """Return the constants of ``target``."""
-    return Machine(target.vector_bytes, 32 if target.name in _MANY_REGISTERS else 16)
+def machine(target: TargetInfo, choices: Choices = DEFAULT) -> Machine:
+    """Return the constants of ``target``, and of ``choices`` what schedules read."""
+    return Machine(
+        target.vector_bytes,
+        32 if target.name in _MANY_REGISTERS else 16,
+        cache_bytes=choices.cache_bytes,
+        panels=choices.panels,
+        tile_vectors=choices.tile_vectors,
+        tile_rows=choices.tile_rows,
+    )
