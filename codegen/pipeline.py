@@ -26,7 +26,7 @@ from stagedtensor.codegen.passes.prune import prune
 from stagedtensor.codegen.passes.recompute import recompute
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule
-from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.codegen.schedule.cuda import schedule_cuda, side_by_side
 from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.codegen.solved import SolvedProgram
@@ -100,4 +100,5 @@ def generate(
 
 def generate_cuda(program: SolvedProgram, numerics: Numerics, *, fusion: bool = True, check: bool = False) -> Module:
     """Compile ``program`` into CUDA kernels, each with its launch; the same for every GPU."""
-    return schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics, fusion=fusion)
+    module = schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics, fusion=fusion)
+    return side_by_side(module) if fusion else module

@@ -275,7 +275,8 @@ class EmulatedRoutine:
         text = self._emitted.text.splitlines()
         if 0 < line <= len(text):
             lines.append(f"  generated line {line}: {text[line - 1].strip()}")
-        lines += [f"  computing {origin.text}  ({origin.source})" for origin in kernel.origins]
+        origins = self._emitted.origins(line) or kernel.origins
+        lines += [f"  computing {origin.text}  ({origin.source})" for origin in origins]
         return "\n".join(lines)
 
 

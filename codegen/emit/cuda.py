@@ -8,7 +8,7 @@ graph is replayed. Chooses no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import constant
@@ -46,7 +46,7 @@ from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import prelude_source
 from stagedtensor.codegen.prelude.cuda import cuda_functions, cuda_names
 from stagedtensor.codegen.rewrite import buffers_written, substitute, walk_stmts
-from stagedtensor.codegen.schedule.cuda import Launch, launch_of
+from stagedtensor.codegen.schedule.cuda import Launch, launch_of, parts_of
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec
 
@@ -60,6 +60,7 @@ cospif erfcinv erfcinvf erfcx erfcxf erfinv erfinvf ullmax ullmin umax umin cyl_
 cyl_bessel_i1f atomicAdd atomicAnd atomicCAS atomicDec atomicExch atomicInc atomicMax atomicMin atomicOr atomicSub atomicXor
 """.split()  # noqa: SIM905 -- a word list reads better as text
 """Functions that CUDA declares by itself: a kernel of such a name would be an overload, which C linkage forbids."""
+_SCALARS = "const int64_t *__restrict__ scalars"
 _HEAD = """\
 #ifndef ST_SHARED
 /* An array shared by the threads of a block. */
@@ -82,7 +83,7 @@ class CudaKernel:
     """One kernel as launched. Kernels that differ in names alone are one function, with one ``name`` and ``text``.
 
     ``buffers`` are its pointer arguments in order; ``scalars`` tells whether a pointer to the routine's scalars follows.
-    ``lines`` are its first and last in the whole text, from 1.
+    ``lines`` are its first and last in the whole text, from 1; ``text`` begins with the functions that it calls.
     """
 
     proc: Proc
@@ -111,43 +112,36 @@ class CudaSource:
     scalars: tuple[Symbol, ...]
     arena_bytes: int
     plan: MemoryPlan
+    places: tuple[tuple[int, int, tuple[Origin, ...]], ...] = ()
+    """First and last line of every function, and what it computes where it was printed first."""
+
+    def origins(self, line: int) -> tuple[Origin, ...]:
+        """Return what the function computes that line ``line`` (from 1) of the text belongs to; () outside functions."""
+        return next((origins for first, last, origins in self.places if first <= line <= last), ())
 
     def locate(self, line: int) -> str | None:
         """Return the expression and user's line behind line ``line`` (from 1) of the text, None outside kernels."""
-        for kernel in self.kernels:
-            if kernel.lines[0] <= line <= kernel.lines[1] and kernel.origins:
-                origin = kernel.origins[0]
-                return f"{origin.source}: {origin.text}"
-        return None
+        origins = self.origins(line)
+        return f"{origins[0].source}: {origins[0].text}" if origins else None
 
 
 def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None = None) -> CudaSource:
     """Print a scheduled module as CUDA C++; ``prelude=False`` leaves out what stands before the kernels."""
     plan = plan_memory(module) if plan is None else plan
-    names, shared = Names(_BUILT_IN), Shared()
-    used: set[str] = set()
-    printed: list[_Printed] = []
-    functions: dict[str, _Printed] = {}
-    for proc in module.kernels:
-        kernel = _kernel(proc, names.give(proc, proc.name), plan, module.scalars)
-        first = shared.find(kernel.text, kernel.name, kernel.given)
-        if first is None:
-            functions[kernel.name] = kernel
-            used |= kernel.used
-        else:
-            names.take_back(proc)
-            kernel = replace(kernel, name=first, text=functions[first].text)
-        printed.append(kernel)
-    head = _head(used) if prelude else ""
+    functions = _Functions(plan, module.scalars)
+    printed = [functions.kernel(proc) for proc in module.kernels]
+    head = _head(functions.used) if prelude else ""
     line = head.count("\n") + 1
     lines: dict[str, tuple[int, int]] = {}
-    for name, item in functions.items():
+    places: list[tuple[int, int, tuple[Origin, ...]]] = []
+    for name, item in functions.printed.items():
         last = line + item.text.count("\n") - 1
         lines[name] = (line, last)
+        places.append((line, last, item.proc.origins))
         line = last + 2
-    text = head + "\n".join(item.text for item in functions.values())
-    kernels = tuple(item.placed(lines[item.name]) for item in printed)
-    return CudaSource(text, kernels, module.external, module.scalars, plan.peak, plan)
+    text = head + "\n".join(item.text for item in functions.printed.values())
+    kernels = tuple(_placed(item, functions, lines[item.name]) for item in printed)
+    return CudaSource(text, kernels, module.external, module.scalars, plan.peak, plan, tuple(places))
 
 
 def _head(used: set[str]) -> str:
@@ -157,35 +151,76 @@ def _head(used: set[str]) -> str:
 
 @dataclass(frozen=True)
 class _Printed:
+    """One function; ``callees`` are the names of those it calls."""
+
     proc: Proc
     name: str
     text: str
     buffers: tuple[Buffer, ...]
     writes: frozenset[Buffer]
     scalars: bool
-    used: set[str]
+    used: Set[str]
     given: Set[str]
-
-    def placed(self, lines: tuple[int, int]) -> CudaKernel:
-        shared = sum(
-            stmt.buffer.nbytes
-            for stmt in walk_stmts(self.proc.body)
-            if isinstance(stmt, Alloc) and stmt.buffer.space == "shared"
-        )
-        launch = launch_of(self.proc)
-        return CudaKernel(
-            self.proc, self.name, self.text, lines, launch, self.buffers, self.writes, self.scalars, shared
-        )
+    callees: tuple[str, ...] = ()
 
 
-def _kernel(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...]) -> _Printed:
+class _Functions:
+    """The functions of a translation unit: kernels, and parts of kernels. Those that do the same are printed once."""
+
+    def __init__(self, plan: MemoryPlan, scalars: tuple[Symbol, ...]) -> None:
+        self.printed: dict[str, _Printed] = {}
+        self.used: set[str] = set()
+        self._plan = plan
+        self._scalars = scalars
+        self._names = Names(_BUILT_IN)
+        self._shared = Shared()
+
+    def kernel(self, proc: Proc) -> _Printed:
+        """Print a kernel, one of several parts after these."""
+        parts = parts_of(proc)
+        name = self._names.give(proc, proc.name)
+        if len(parts) == 1:
+            return self._kept(proc, _function(proc, name, self._plan, self._scalars))
+        callees = [
+            self._kept(part, _function(part, self._names.give(part, part.name), self._plan, self._scalars, part=True))
+            for part in parts
+        ]
+        return self._kept(proc, _side_by_side(proc, name, self._plan, callees))
+
+    def _kept(self, proc: Proc, function: _Printed) -> _Printed:
+        first = self._shared.find(function.text, function.name, function.given)
+        if first is None:
+            self.printed[function.name] = function
+            self.used |= function.used
+            return function
+        self._names.take_back(proc)
+        return replace(function, name=first, text=self.printed[first].text)
+
+
+def _placed(item: _Printed, functions: _Functions, lines: tuple[int, int]) -> CudaKernel:
+    called = [functions.printed[name] for name in dict.fromkeys(item.callees)]
+    shared = sum(_shared_bytes(function.proc) for function in called or [item])
+    text = "\n".join((*(function.text for function in called), item.text))
+    launch = launch_of(item.proc)
+    return CudaKernel(item.proc, item.name, text, lines, launch, item.buffers, item.writes, item.scalars, shared)
+
+
+def _shared_bytes(proc: Proc) -> int:
+    arrays = (stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc))
+    return sum(buffer.nbytes for buffer in arrays if buffer.space == "shared")
+
+
+def _function(
+    proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...], *, part: bool = False
+) -> _Printed:
+    """Print a kernel, or with ``part`` a function that does its work in ``blocks`` blocks, of which it is number ``block``."""
     launch = launch_of(proc)
     buffers = used_buffers(proc)
     common = cells_in_common(plan, proc, buffers)
-    names = Names()
+    names = Names(("block", "blocks") if part else ())
     written = {common[buffer] for buffer in buffers_written(proc.body) if buffer in common}
     given: list[Buffer] = []
-    parameters: list[str] = []
+    parameters: list[str] = ["const int64_t block", "const int64_t blocks"] if part else []
     described: list[str] = []
     for buffer in buffers:
         whole = common[buffer]
@@ -194,26 +229,66 @@ def _kernel(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...]
             described.append(f"{sanitise(buffer.name)} : {shape_text(buffer)} in place of {names.of(whole)}")
             continue
         label = names.give(buffer, buffer.name)
-        constness = "" if buffer in written else "const "
-        parameters.append(f"{constness}{buffer.type.c_type} *__restrict__ {label}")
+        parameters.append(_pointer(buffer, label, buffer in written))
         described.append(f"{label} : {shape_text(buffer)}")
         given.append(buffer)
     lines: list[str] = []
     needed = used_scalars(proc)
     if needed:
-        parameters.append("const int64_t *__restrict__ scalars")
+        parameters.append(_SCALARS)
     for symbol in needed:
         lines.append(f"const int64_t {names.give(symbol, symbol.hint)} = scalars[{scalars.index(symbol)}];")
     if launch.thread is not None:
         lines.append(f"const int64_t {names.give(launch.thread, launch.thread.hint)} = threadIdx.x;")
-    printer = CudaBody(names, launch, counts=proc.scalars)
+    printer = CudaBody(names, launch, counts=proc.scalars, part=part)
     body = printer.body(proc.body, 1)
     opening = "".join(f"{_INDENT}{line}\n" for line in lines)
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
-    bounds = f"{launch.threads}, {launch.resident}" if launch.resident else str(launch.threads)
-    start = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}'
+    start = f"{_part_start(launch) if part else _kernel_start(launch)} {name}"
     text = f"{heading}{signature_text(start, parameters)} {{\n{opening}{body}}}\n"
     return _Printed(proc, name, text, tuple(given), frozenset(written), bool(needed), printer.used, names.given)
+
+
+def _pointer(buffer: Buffer, label: str, written: bool) -> str:
+    return f"{'' if written else 'const '}{buffer.type.c_type} *__restrict__ {label}"
+
+
+def _kernel_start(launch: Launch) -> str:
+    bounds = f"{launch.threads}, {launch.resident}" if launch.resident else str(launch.threads)
+    return f'extern "C" __global__ void __launch_bounds__({bounds})'
+
+
+def _part_start(launch: Launch) -> str:
+    """Products keep their results in registers, which no call should move."""
+    return "static __device__ __forceinline__ void" if launch.resident else "static __device__ void"
+
+
+def _side_by_side(proc: Proc, name: str, plan: MemoryPlan, parts: Sequence[_Printed]) -> _Printed:
+    """Print the kernel that shares its blocks out among functions."""
+    buffers = tuple(dict.fromkeys(buffer for part in parts for buffer in part.buffers))
+    common = cells_in_common(plan, proc, buffers)
+    written = {common[buffer] for part in parts for buffer in part.writes}
+    names = Names((*(part.name for part in parts), "block"))
+    given = tuple(dict.fromkeys(common[buffer] for buffer in buffers))
+    parameters = [_pointer(buffer, names.give(buffer, buffer.name), buffer in written) for buffer in given]
+    scalars = any(part.scalars for part in parts)
+    if scalars:
+        parameters.append(_SCALARS)
+    lines = ["const int64_t block = blockIdx.x;"]
+    first = 0
+    for place, part in enumerate(parts):
+        count = launch_of(part.proc).blocks
+        arguments = [f"block - {first}" if first else "block", str(count)]
+        arguments += [names.of(common[buffer]) for buffer in part.buffers] + ["scalars"] * part.scalars
+        first += count
+        test = f"if (block < {first}) " if place + 1 < len(parts) else ""
+        lines += [f"{'} else ' if place else ''}{test}{{", f"{_INDENT}{part.name}({', '.join(arguments)});"]
+    lines.append("}")
+    body = "".join(f"{_INDENT}{line}\n" for line in lines)
+    heading = f"// {len(parts)} kernels side by side, each in a range of the blocks\n"
+    text = f"{heading}{signature_text(f'{_kernel_start(launch_of(proc))} {name}', parameters)} {{\n{body}}}\n"
+    callees = tuple(part.name for part in parts)
+    return _Printed(proc, name, text, given, frozenset(written), scalars, set(), names.given, callees)
 
 
 class CudaExpressions(ExpressionPrinter):
@@ -231,12 +306,13 @@ class CudaExpressions(ExpressionPrinter):
 class CudaBody(BodyPrinter):
     """Statements of one kernel: loops dealt out to the launch, shared arrays, barriers."""
 
-    def __init__(self, names: Names, launch: Launch, counts: tuple[Symbol, ...]) -> None:
+    def __init__(self, names: Names, launch: Launch, counts: tuple[Symbol, ...], *, part: bool = False) -> None:
         dialect: Dialect = CudaDialect()
         callees: Mapping[Proc, str] = {}
         super().__init__(dialect, names, parallel=False, callees=callees, counts=counts)
         self._printer = CudaExpressions(dialect, names, nonnegative=self.nonnegative)
         self._launch = launch
+        self._block, self._blocks = ("block", "blocks") if part else ("blockIdx.x", "gridDim.x")
         if launch.thread is not None:
             self._counted.add(launch.thread)
             self._printer.bounds[launch.thread] = launch.threads
@@ -300,12 +376,13 @@ class CudaBody(BodyPrinter):
         self._counted.add(symbol)
         self._printer.bounds[symbol] = stmt.iterator.bound
         threads = self._launch.threads
+        wide = "(int64_t)" if self._block == "blockIdx.x" else ""
         start, step = {
-            "blocks": ("blockIdx.x", "gridDim.x"),
+            "blocks": (self._block, self._blocks),
             "threads of a block": ("threadIdx.x", str(threads)),
             "threads of the grid": (
-                f"(int64_t)blockIdx.x * {threads} + threadIdx.x",
-                f"(int64_t)gridDim.x * {threads}",
+                f"{wide}{self._block} * {threads} + threadIdx.x",
+                f"{wide}{self._blocks} * {threads}",
             ),
         }[dealt]
         yield f"{pad}for (int64_t {name} = {start}; {name} < {limit}; {name} += {step}) {{"

@@ -6,6 +6,7 @@ is computed cell by cell from the last use of a same-sized buffer takes its plac
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from stagedtensor.codegen.affine import flat_index
@@ -102,12 +103,17 @@ def _live_ranges(module: Module) -> dict[Buffer, tuple[int, int]]:
 def _in_place(module: Module, ranges: dict[Buffer, tuple[int, int]]) -> dict[Buffer, Buffer]:
     """Map each result that may take the place of an operand to the buffer that leads their group."""
     leader: dict[Buffer, Buffer] = {}
-    for place, kernel in enumerate(module.kernels):
+    parts = [(place, part) for place, kernel in enumerate(module.kernels) for part in _parts(kernel)]
+    readers = Counter((place, buffer) for place, part in parts for buffer in buffers_read(part.body))
+    for place, kernel in parts:
         results = [buffer for buffer in buffers_written(kernel.body) if ranges.get(buffer, (-1,))[0] == place]
         operands = [
             buffer
             for buffer in buffers_read(kernel.body)
-            if buffer in ranges and ranges[buffer][1] == place and ranges[buffer][0] < place
+            if buffer in ranges
+            and ranges[buffer][1] == place
+            and ranges[buffer][0] < place
+            and readers[place, buffer] == 1  # a part beside this one may still read it
         ]
         for result in results:
             for operand in operands:
@@ -120,6 +126,11 @@ def _in_place(module: Module, ranges: dict[Buffer, tuple[int, int]]) -> dict[Buf
                     operands.remove(operand)
                     break
     return leader
+
+
+def _parts(kernel: Proc) -> tuple[Proc, ...]:
+    """The kernels that one launch runs side by side."""
+    return kernel.attributes.get("parts") or (kernel,)
 
 
 def _may_overwrite(kernel: Proc, operand: Buffer, result: Buffer) -> bool:

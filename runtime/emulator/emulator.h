@@ -23,7 +23,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-enum { ST_WARP = 32, ST_MOST_THREADS = 1024, ST_STACK = 1 << 16, ST_ZONE = 64, ST_MOST_REGIONS = 64 };
+enum { ST_WARP = 32, ST_MOST_THREADS = 1024, ST_STACK = 1 << 16, ST_ZONE = 64, ST_MOST_REGIONS = 1024 };
 
 /* -- what the host hands over and gets back ----------------------------------------------------------------------- */
 
@@ -93,7 +93,8 @@ struct st_queue { /* copies that a thread started and that have not landed */
 
 static struct st_launch *st_now;
 static struct st_region st_regions[ST_MOST_REGIONS];
-static int st_region_count, st_last_region;
+static int st_region_count;
+static int st_region_order[ST_MOST_REGIONS]; /* the latest used ones first */
 static struct st_fiber st_fibers[ST_MOST_THREADS];
 static struct st_slot st_slots[ST_MOST_THREADS];
 static struct st_queue st_queues[ST_MOST_THREADS];
@@ -168,11 +169,12 @@ ST_HOST static void st_check_cell(const struct st_region *region, int64_t cell, 
 ST_HOST static void st_access(char *address, int bytes, int writes, void *code) {
     if (!st_now || st_thread < 0) return;
     for (int k = 0; k < st_region_count; k++) {
-        const int place = (st_last_region + k) % st_region_count;
+        const int place = st_region_order[k];
         const struct st_region *region = &st_regions[place];
         const ptrdiff_t offset = address - region->base;
         if (offset < -ST_ZONE || offset >= region->cells * region->cell + ST_ZONE) continue;
-        st_last_region = place;
+        for (int later = k; later > 0; later--) st_region_order[later] = st_region_order[later - 1];
+        st_region_order[0] = place;
         const int64_t first = offset >= 0 ? offset / region->cell : -1;
         const int64_t last = (offset + bytes - 1) / region->cell;
         if (offset < 0 || last >= region->cells) st_found(ST_OUTSIDE, writes, bytes, region, first < 0 ? first : last, code);
@@ -234,6 +236,7 @@ template <int COUNT> struct st_shadows { struct st_shadow cells[COUNT]; };
 ST_HOST static void st_shared_array(void *base, struct st_shadow *shadow, int cell, int64_t cells, const char *name) {
     for (int k = 0; k < st_region_count; k++)
         if (st_regions[k].base == base) return;
+    st_region_order[st_region_count] = st_region_count;
     st_regions[st_region_count++] = st_region{(char *)base, cells, name, shadow, cell, 1};
 }
 
@@ -348,9 +351,11 @@ ST_EXPORT int st_emulate(struct st_launch *launch) {
         if (memory == MAP_FAILED) return -1;
         st_stacks = (char *)memory;
     }
-    for (int k = 0; k < launch->region_count; k++) st_regions[k] = launch->regions[k];
+    for (int k = 0; k < launch->region_count; k++) {
+        st_regions[k] = launch->regions[k];
+        st_region_order[k] = k;
+    }
     st_region_count = launch->region_count;
-    st_last_region = 0;
     blockDim = st_index{(unsigned)launch->threads, 1, 1};
     gridDim = st_index{(unsigned)launch->blocks, 1, 1};
     launch->report.kind = ST_FINE;

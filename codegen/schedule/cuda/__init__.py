@@ -15,11 +15,12 @@ from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stm
 from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_single_lets
 from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.side_by_side import parts_of, proc_launch as launch_of, side_by_side
 from stagedtensor.codegen.schedule.cuda.together import groups, together
 from stagedtensor.errors import InternalError
 from stagedtensor.numerics import Numerics
 
-__all__ = ["Launch", "launch_of", "schedule_cuda"]
+__all__ = ["Launch", "launch_of", "parts_of", "schedule_cuda", "side_by_side"]
 
 
 def schedule_cuda(module: Module, numerics: Numerics | None = None, *, fusion: bool = True) -> Module:
@@ -60,14 +61,6 @@ def _together(work: Sequence[tuple[Proc, Block]], blocks: Sequence[Block]) -> Pr
     origins = tuple(dict.fromkeys(origin for proc, item in work for origin in item.origins or proc.origins))
     base = kernel.name if len(kernel.body) == 1 else block.name
     return replace(_proc(kernel, block, base, nest), origins=origins)
-
-
-def launch_of(proc: Proc) -> Launch:
-    """Return the launch dimensions of a scheduled kernel."""
-    launch = proc.attributes.get("launch")
-    if not isinstance(launch, Launch):
-        raise InternalError(f"kernel {proc.name} has no CUDA launch; was it scheduled for another target?")
-    return launch
 
 
 def _proc(kernel: Proc, block: Block, base: str, nest: CudaNest) -> Proc:

@@ -1,0 +1,189 @@
+"""Kernels that do not depend on one another go into one launch: each takes a range of its blocks.
+
+In: scheduled kernels in order. Out: fewer; ``attributes["parts"]`` of a merged one holds the kernels that it is made of, each
+with its own launch inside. A kernel runs as soon as what it reads is there, or, where it would only hold memory, as late as
+its readers allow. Nothing is computed differently; every part keeps its own order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stagedtensor.codegen.loop_ir import Alloc, Apply, Buffer, Cost, If, Module, Proc, Symbol, Var, index
+from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
+from stagedtensor.codegen.schedule.cuda.launch import THREADS, Launch, blocks_for
+from stagedtensor.errors import InternalError
+from stagedtensor.precision import i64
+
+_SHARED = 48 * 1024
+"""Bytes of shared memory of all parts: what a kernel has without asking."""
+_POINTERS = 400
+"""Arguments of a launch: 4 KiB hold 512 pointers."""
+_SMALL_BYTES = 8 << 20
+_SMALL_FLOPS = 1 << 28
+"""Work of a few microseconds, which may run in a launch that is shaped for something else."""
+
+
+def parts_of(kernel: Proc) -> tuple[Proc, ...]:
+    """Return the kernels that a launch is made of; a kernel by itself is one part."""
+    parts = kernel.attributes.get("parts", ())
+    return tuple(parts) or (kernel,)
+
+
+def side_by_side(module: Module) -> Module:
+    """Return ``module`` with independent kernels in common launches."""
+    kernels = [_Kernel(proc, proc_launch(proc)) for proc in module.kernels]
+    levels = _levels(kernels, set(module.temporaries))
+    merged: list[Proc] = []
+    for level in sorted(set(levels)):
+        groups: list[_Group] = []
+        for kernel, own in zip(kernels, levels, strict=True):
+            if own == level and not any(group.take(kernel) for group in groups):
+                groups.append(_Group([kernel]))
+        merged += [group.proc() for group in groups]
+    return replace(module, kernels=tuple(merged))
+
+
+def proc_launch(proc: Proc) -> Launch:
+    """Return the launch of a scheduled kernel."""
+    launch = proc.attributes.get("launch")
+    if not isinstance(launch, Launch):
+        raise InternalError(f"kernel {proc.name} has no CUDA launch")
+    return launch
+
+
+class _Kernel:
+    """One kernel, and what it touches."""
+
+    def __init__(self, proc: Proc, launch: Launch) -> None:
+        self.proc = proc
+        self.launch = launch
+        own = {stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc)}
+        self.reads = [buffer for buffer in buffers_read(proc.body) if buffer not in own]
+        self.writes = [buffer for buffer in buffers_written(proc.body) if buffer not in own]
+        self.shared = sum(-(-buffer.nbytes // 16) * 16 for buffer in own if buffer.space == "shared")
+
+    @property
+    def small(self) -> bool:
+        """Whether it takes a few microseconds at most."""
+        return self.proc.cost.nbytes <= _SMALL_BYTES and self.proc.cost.flops <= _SMALL_FLOPS
+
+
+def _levels(kernels: Sequence[_Kernel], temporaries: set[Buffer]) -> list[int]:
+    """Return for each kernel the number of its launch, from 0; those of one number do not touch what another one writes."""
+    before = _dependences(kernels)
+    levels: list[int] = []
+    for place in range(len(kernels)):
+        levels.append(1 + max((levels[other] for other in before[place]), default=-1))
+    last_read = {buffer: place for place, kernel in enumerate(kernels) for buffer in kernel.reads}
+    soonest_after: dict[int, int] = {}
+    for place in reversed(range(len(kernels))):
+        kernel = kernels[place]
+        held = sum(buffer.nbytes for buffer in kernel.writes if buffer in temporaries)
+        freed = sum(buffer.nbytes for buffer in kernel.reads if buffer in temporaries and last_read[buffer] == place)
+        if held > freed and place in soonest_after:
+            levels[place] = soonest_after[place] - 1
+        for other in before[place]:
+            soonest_after[other] = min(soonest_after.get(other, levels[place]), levels[place])
+    return levels
+
+
+def _dependences(kernels: Sequence[_Kernel]) -> list[set[int]]:
+    """The earlier kernels that each one must follow: writers of what it touches, readers of what it writes."""
+    writer: dict[Buffer, int] = {}
+    readers: dict[Buffer, set[int]] = {}
+    found: list[set[int]] = []
+    for place, kernel in enumerate(kernels):
+        before = {writer[buffer] for buffer in (*kernel.reads, *kernel.writes) if buffer in writer}
+        for buffer in kernel.writes:
+            before |= readers.pop(buffer, set())
+        for buffer in kernel.writes:
+            writer[buffer] = place
+        for buffer in kernel.reads:
+            readers.setdefault(buffer, set()).add(place)
+        found.append(before - {place})
+    return found
+
+
+@dataclass
+class _Group:
+    """Kernels of one launch."""
+
+    members: list[_Kernel]
+    threads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.threads = _threads(self.members[0].launch)
+
+    def take(self, kernel: _Kernel) -> bool:
+        """Add ``kernel`` where it fits."""
+        first = self.members[0]
+        flexible = not any(item.launch.cooperative for item in self.members)
+        threads = self.threads
+        if kernel.launch.cooperative and kernel.launch.threads != threads:
+            if not flexible:
+                return False
+            threads = kernel.launch.threads
+        alike = kernel.launch.resident == first.launch.resident and all(
+            item.launch.resident == first.launch.resident for item in self.members
+        )
+        if not alike and not (kernel.small and all(item.small for item in self.members)):
+            return False
+        together = [*self.members, kernel]
+        pointers = {buffer for item in together for buffer in (*item.reads, *item.writes)}
+        if len(pointers) > _POINTERS or sum(item.shared for item in together) > _SHARED:
+            return False
+        self.members.append(kernel)
+        self.threads = threads
+        return True
+
+    def proc(self) -> Proc:
+        """Return the kernel of the launch."""
+        if len(self.members) == 1:
+            return self.members[0].proc
+        parts = tuple(_fitted(item, self.threads) for item in self.members)
+        procs = [item.proc for item in self.members]
+        launches = [proc_launch(part) for part in parts]
+        launch = Launch(
+            sum(item.blocks for item in launches),
+            self.threads,
+            {},
+            cooperative=any(item.cooperative for item in launches),
+            resident=max(item.resident for item in launches),
+        )
+        return Proc(
+            f"{procs[0].name}_and_{len(parts) - 1}_more",
+            tuple(dict.fromkeys(buffer for part in parts for buffer in part.params)),
+            tuple(stmt for part in parts for stmt in part.body),
+            tuple(dict.fromkeys(symbol for part in parts for symbol in part.scalars)),
+            tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
+            f"{len(parts)} side by side: " + "; ".join(dict.fromkeys(part.path for part in parts)),
+            Cost(
+                sum(part.cost.flops for part in parts),
+                sum(part.cost.nbytes for part in parts),
+                max(part.cost.live_bytes for part in parts),
+            ),
+            {"launch": launch, "parts": parts},
+        )
+
+
+def _threads(launch: Launch) -> int:
+    """Threads of a block: as many as the template needs where they meet, else the usual number."""
+    return launch.threads if launch.cooperative else THREADS
+
+
+def _fitted(kernel: _Kernel, threads: int) -> Proc:
+    """Return the kernel with ``threads`` threads in a block, which only those may choose whose threads do not meet."""
+    launch, proc = kernel.launch, kernel.proc
+    if launch.cooperative or launch.threads == threads:
+        return proc
+    if not launch.dealt:  # one point, one thread
+        thread = Symbol("thread", i64)
+        body = (If(Apply("eq", (Var(thread), index(0)), i64), proc.body),)
+        return replace(proc, body=body, attributes={**proc.attributes, "launch": Launch(1, threads, {}, thread=thread)})
+    blocks = blocks_for(launch.blocks * launch.threads, threads)
+    return replace(proc, attributes={**proc.attributes, "launch": replace(launch, blocks=blocks, threads=threads)})
+
+
+__all__ = ["parts_of", "proc_launch", "side_by_side"]
