@@ -25,6 +25,7 @@ from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import DrawLibrary
 from stagedtensor.runtime.generator_version import generator_version
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
+from stagedtensor.runtime.narrowing import NARROWED, Narrowing
 from stagedtensor.runtime.shared_library import load_library
 from stagedtensor.runtime.target import Target, detect, processor_name, target as target_by_name
 from stagedtensor.runtime.thread_pool import ThreadPool, available_cpus
@@ -38,6 +39,8 @@ _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
 
 _COMMENT = re.compile(r"//[^\n]*(?<!\\)$", re.MULTILINE)
 """Comments say where the user wrote what: a library is the same when lines have moved."""
+_FEW_CELLS = 256
+"""Cells from which the host rounds them with compiled code."""
 _MOST_UNITS = 8
 """Compilers that run side by side at most: each takes some 150 MB."""
 
@@ -57,6 +60,7 @@ class CpuDevice:
         self._threads = threads
         self._pool: ThreadPool | None = None
         self._draw: DrawLibrary | None = None
+        self._narrowing: Narrowing | None = None
         self._compiler: Compiler | None = None
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ContextError(f"threads is an integer of at least 1, got {threads!r}")
@@ -88,6 +92,15 @@ class CpuDevice:
     def upload(self, buffer: Array, cells: Array) -> None:
         """Copy cells in."""
         buffer[...] = cells.reshape(buffer.shape)
+
+    def narrow(self, buffer: Array, cells: Array, prec: Prec, *, saturate: bool) -> bool:
+        """Round cells in with compiled code, where there are so many that its call pays."""
+        if prec not in NARROWED or cells.size < _FEW_CELLS:
+            return False
+        if self._narrowing is None:
+            self._narrowing = Narrowing(self.compiler, self.target, self._cache)
+        self._narrowing(cells, buffer, prec, saturate=saturate)
+        return True
 
     def download(self, buffer: Array) -> Array:
         """Return a copy."""

@@ -145,6 +145,10 @@ class CudaDevice:
             buffer.array.set(flat, stream=self.stream)
             self.stream.synchronize()
 
+    def narrow(self, buffer: CudaBuffer, cells: Array, prec: Prec, *, saturate: bool) -> bool:
+        """Leave rounding to the host."""
+        return False
+
     def download(self, buffer: CudaBuffer) -> Array:
         """Wait and return a copy."""
         with self._current():

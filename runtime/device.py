@@ -105,6 +105,9 @@ class Device(Protocol):
     def upload(self, buffer: Any, cells: Array) -> None:
         """Copy host cells (flat, the precision's numpy dtype) into a buffer."""
 
+    def narrow(self, buffer: Any, cells: Array, prec: Prec, *, saturate: bool) -> bool:
+        """Round f32 host cells (one piece of memory) into a buffer of ``prec``; False, and nothing done, where it cannot."""
+
     def download(self, buffer: Any) -> Array:
         """Wait and return a fresh flat host copy, in the precision's numpy dtype."""
 

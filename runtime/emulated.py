@@ -140,6 +140,10 @@ class EmulatedDevice:
         """Copy cells in."""
         buffer.cells[...] = cells.reshape(buffer.cells.shape)
 
+    def narrow(self, buffer: WatchedBuffer, cells: Array, prec: Prec, *, saturate: bool) -> bool:
+        """Leave rounding to the host."""
+        return False
+
     def download(self, buffer: WatchedBuffer) -> Array:
         """Return a copy."""
         return buffer.cells.copy()

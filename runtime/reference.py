@@ -32,6 +32,10 @@ class ReferenceDevice:
         """Copy cells in."""
         buffer[...] = cells.reshape(buffer.shape)
 
+    def narrow(self, buffer: Array, cells: Array, prec: Prec, *, saturate: bool) -> bool:
+        """Leave rounding to the host."""
+        return False
+
     def download(self, buffer: Array) -> Array:
         """Return a copy."""
         return buffer.copy()

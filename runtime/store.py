@@ -23,6 +23,7 @@ from stagedtensor.precision import Prec, bool_, precision, u8
 from stagedtensor.runtime.device import Array, Device
 from stagedtensor.source import user_source
 
+_F32 = np.dtype(np.float32)
 ZERO_AT_ALLOCATION = frozenset((Role.CELL, Role.STATE))
 BACKED_BY_DATA = frozenset((Role.CONSTANT, Role.LITERAL, Role.HOST_SCALAR, Role.RANGE))
 
@@ -35,6 +36,11 @@ class Stored:
     shape: Shape
     prec: Prec
     cell: Array | None = None
+
+    @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """Allocated sizes in memory order."""
+        return self.shape.dims
 
     @cached_property
     def dynamic(self) -> bool:
@@ -144,7 +150,7 @@ class Store:
     @staticmethod
     def padded(cells: Array, held: Stored) -> Array:
         """Extend leading cells of a dynamic extent to the allocated size."""
-        dims = held.shape.dims
+        dims = held.dims
         if cells.shape == dims:
             return cells
         full = np.zeros(dims, cells.dtype)
@@ -224,11 +230,25 @@ class Store:
         if (
             isinstance(value, np.ndarray)
             and value.dtype == held.prec.numpy_dtype
-            and value.shape == held.shape.dims
+            and value.shape == held.dims
             and not held.dynamic
         ):
             # already what the buffer holds: one copy
             self._upload(held, np.ascontiguousarray(value))
+            self.initialized.add(node)
+            return
+        if (
+            type(value) is np.ndarray
+            and held.prec.is_narrow
+            and value.dtype == _F32
+            and value.shape == held.dims
+            and not held.dynamic
+            and value.flags.c_contiguous
+            and self.device.narrow(held.buffer, value, held.prec, saturate=bool(node.saturate))
+        ):
+            # rounded where it is copied
+            self.uploads += 1
+            self.uploaded_bytes += value.size * held.prec.bytes
             self.initialized.add(node)
             return
         data = self.check_kind(node, value, held.prec)
@@ -240,7 +260,7 @@ class Store:
     def read(self, node: Node) -> Array:
         """Return a fresh host array of the node's values (the current extent of dynamic axes)."""
         held = self.stored[node]
-        cells = self.device.download(held.buffer).reshape(held.shape.dims)
+        cells = self.device.download(held.buffer).reshape(held.dims)
         self.downloads += 1
         self.downloaded_bytes += cells.nbytes
         extents = self.rows.get(node, self.extents)
