@@ -26,7 +26,7 @@ from stagedtensor.codegen.passes.prune import prune
 from stagedtensor.codegen.passes.recompute import recompute
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule
-from stagedtensor.codegen.schedule.cuda import schedule_cuda, side_by_side
+from stagedtensor.codegen.schedule.cuda import SHARED_BYTES, schedule_cuda, side_by_side
 from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.schedule.machine import TargetInfo
 from stagedtensor.codegen.solved import SolvedProgram
@@ -84,11 +84,11 @@ def generate(
     *,
     fusion: bool = True,
     check: bool = False,
+    choices: Choices = DEFAULT,
 ) -> Module:
     """Compile ``program`` into scheduled kernels for ``target``; a bare name (``"reference"``) stands for no schedule."""
     if isinstance(target, str):
         return blocks(program, numerics, target, fusion=fusion, check=check)
-    choices: Choices = DEFAULT,
     module = blocks(program, numerics, target.name, fusion=fusion, check=check)
     module = hoist(schedule(module, target, numerics, slabs=fusion, choices=choices))
     if fusion:
@@ -98,7 +98,18 @@ def generate(
     return module
 
 
-def generate_cuda(program: SolvedProgram, numerics: Numerics, *, fusion: bool = True, check: bool = False) -> Module:
-    """Compile ``program`` into CUDA kernels, each with its launch; the same for every GPU."""
-    module = schedule_cuda(blocks(program, numerics, "cuda", fusion=fusion, check=check), numerics, fusion=fusion)
+def generate_cuda(
+    program: SolvedProgram,
+    numerics: Numerics,
+    *,
+    fusion: bool = True,
+    check: bool = False,
+    shared_bytes: int = SHARED_BYTES,
+) -> Module:
+    """Compile ``program`` into CUDA kernels, each with its launch.
+
+    ``shared_bytes`` is the shared memory that a block of threads may ask for; by default, what every GPU has.
+    """
+    module = blocks(program, numerics, "cuda", fusion=fusion, check=check)
+    module = schedule_cuda(module, numerics, fusion=fusion, shared_bytes=shared_bytes)
     return side_by_side(module) if fusion else module

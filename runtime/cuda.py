@@ -22,6 +22,7 @@ import numpy as np
 from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
 from stagedtensor.codegen.loop_ir import Buffer
 from stagedtensor.codegen.pipeline import generate_cuda
+from stagedtensor.codegen.schedule.cuda import SHARED_BYTES
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
 from stagedtensor.numerics import Numerics
@@ -93,6 +94,7 @@ class CudaDevice:
         self._device = self.cupy.cuda.Device(index)
         with self._device:
             properties = self.cupy.cuda.runtime.getDeviceProperties(index)
+            self._shared_bytes = int(properties.get("sharedMemPerBlockOptin", SHARED_BYTES))
             self.arch = f"sm_{properties['major']}{properties['minor']}"
             label = properties["name"]
             self.name = f"cuda:{index} ({label.decode() if isinstance(label, bytes) else label}, {self.arch})"
@@ -179,7 +181,7 @@ class CudaDevice:
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate CUDA source, compile it for this device or take the binary from the cache, load it."""
-        module = generate_cuda(program, numerics, fusion=fusion, check=debug)
+        module = generate_cuda(program, numerics, fusion=fusion, check=debug, shared_bytes=self._shared_bytes)
         emitted = emit_cuda(module)
         builds = self._cache.counts.builds
         functions = self._load(emitted, numerics)
@@ -210,7 +212,11 @@ class CudaDevice:
         path = self._cache.get_or_build(key, build, source=emitted.text, suffix=".cubin", source_suffix=".cu")
         with self._device:
             loaded = self.cupy.RawModule(path=str(path))
-            return [loaded.get_function(kernel.name) for kernel in emitted.kernels]
+            functions = [loaded.get_function(kernel.name) for kernel in emitted.kernels]
+            for function, kernel in zip(functions, emitted.kernels, strict=True):
+                if kernel.launch.dynamic_bytes:
+                    function.max_dynamic_shared_size_bytes = kernel.launch.dynamic_bytes
+            return functions
 
     def _binder(
         self, functions: list[Any], emitted: CudaSource
@@ -245,12 +251,13 @@ class CudaRoutine:
         self._arena = device.zeros(
             (max(1, emitted.arena_bytes),), np.dtype(np.uint8), f"temporaries of {emitted.kernels[0].name if emitted.kernels else 'a routine'}"
         )
-        self._launches: list[tuple[Any, tuple[int], tuple[int], tuple[Any, ...]]] = []
+        self._launches: list[tuple[Any, tuple[int], tuple[int], tuple[Any, ...], int]] = []
         for function, kernel in zip(functions, emitted.kernels, strict=True):
             arguments = [arrays[buffer] if buffer in arrays else self._temporary(emitted, buffer) for buffer in kernel.buffers]
             if kernel.scalars:
                 arguments.append(self._scalars)
-            self._launches.append((function, (kernel.launch.blocks,), (kernel.launch.threads,), tuple(arguments)))
+            launch = kernel.launch
+            self._launches.append((function, (launch.blocks,), (launch.threads,), tuple(arguments), launch.dynamic_bytes))
         self._runs = 0
         self._graph: Any = None
 
@@ -279,5 +286,5 @@ class CudaRoutine:
         self._runs += 1
 
     def _enqueue(self) -> None:
-        for function, blocks_, threads, arguments in self._launches:
-            function(blocks_, threads, arguments)
+        for function, blocks_, threads, arguments, shared in self._launches:
+            function(blocks_, threads, arguments, shared_mem=shared)

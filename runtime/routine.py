@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +136,11 @@ class Routine:
 
     def resources(self, arch: str = "sm_90") -> tuple[KernelResources, ...]:
         """Return registers, shared memory and spills of each kernel of a CUDA routine on ``arch``; needs CuPy, no GPU."""
-        return self._compiled(arch, "cubin").resources
+        asked = {kernel.name: kernel.shared_bytes for kernel in self.kernels}  # the compiler sees none that a launch asks for
+        return tuple(
+            replace(item, shared_bytes=max(item.shared_bytes, asked.get(item.name, 0)))
+            for item in self._compiled(arch, "cubin").resources
+        )
 
     def _compiled(self, arch: str, kind: Kind) -> CudaBinary:
         if self.executable.language != "cuda":

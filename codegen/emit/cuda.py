@@ -67,6 +67,13 @@ _HEAD = """\
 #define ST_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #endif
 """
+_HEAD_AT = """\
+#ifndef ST_SHARED_AT
+/* An array at a place in the shared memory that the launch asks for. */
+extern __shared__ __align__(16) unsigned char st_shared_bytes[];
+#define ST_SHARED_AT(type, name, count, place) type *const name = (type *)(st_shared_bytes + (place))
+#endif
+"""
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None =
     plan = plan_memory(module) if plan is None else plan
     functions = _Functions(plan, module.scalars)
     printed = [functions.kernel(proc) for proc in module.kernels]
-    head = _head(functions.used) if prelude else ""
+    head = _head(functions.used, placed=any(launch_of(proc).offsets for proc in module.kernels)) if prelude else ""
     line = head.count("\n") + 1
     lines: dict[str, tuple[int, int]] = {}
     places: list[tuple[int, int, tuple[Origin, ...]]] = []
@@ -144,9 +151,10 @@ def emit_cuda(module: Module, *, prelude: bool = True, plan: MemoryPlan | None =
     return CudaSource(text, kernels, module.external, module.scalars, plan.peak, plan, tuple(places))
 
 
-def _head(used: set[str]) -> str:
+def _head(used: set[str], *, placed: bool) -> str:
     device = used & cuda_names()
-    return f"{prelude_source(used - device, dialect='cuda')}\n{cuda_functions(device)}{_HEAD}\n"
+    own = _HEAD_AT if placed else ""
+    return f"{prelude_source(used - device, dialect='cuda')}\n{cuda_functions(device)}{_HEAD}{own}\n"
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,9 @@ def _placed(item: _Printed, functions: _Functions, lines: tuple[int, int]) -> Cu
 
 def _shared_bytes(proc: Proc) -> int:
     arrays = (stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc))
-    return sum(buffer.nbytes for buffer in arrays if buffer.space == "shared")
+    launch = launch_of(proc)
+    own = sum(buffer.nbytes for buffer in arrays if buffer.space == "shared" and buffer not in launch.offsets)
+    return own + launch.dynamic_bytes
 
 
 def _function(
@@ -324,7 +334,9 @@ class CudaBody(BodyPrinter):
                 yield f"{pad}__syncthreads();"
             case Alloc(buffer) if buffer.space == "shared":
                 label = self.names.give(buffer, buffer.name)
-                yield f"{pad}ST_SHARED({self._type(buffer.type)}, {label}, {max(1, buffer.size)});"
+                start = self._launch.offsets.get(buffer)
+                macro, place = ("ST_SHARED", "") if start is None else ("ST_SHARED_AT", f", {start}")
+                yield f"{pad}{macro}({self._type(buffer.type)}, {label}, {max(1, buffer.size)}{place});"
             case Tile():
                 yield from self._tile(stmt, pad)
             case _:

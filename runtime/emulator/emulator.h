@@ -246,6 +246,9 @@ ST_HOST static void st_shared_array(void *base, struct st_shadow *shadow, int ce
     st_shared_array(name##_guarded.cells, name##_shadows.cells, (int)sizeof(type), (count), #name); \
     type *const name = name##_guarded.cells
 
+/* Arrays of one launch are apart, wherever they lie on a GPU: so each has its own guards and shadows. */
+#define ST_SHARED_AT(type, name, count, place) ST_SHARED(type, name, count)
+
 /* -- fibers -------------------------------------------------------------------------------------------------------- */
 
 ST_HOST static void st_pause(int state) {

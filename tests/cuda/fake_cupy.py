@@ -124,12 +124,17 @@ class Function:
         self.library, self.kernel = library, kernel
         self.emitted = replace(emitted, kernels=(kernel,), plan=MemoryPlan())
         self.calls = 0
+        self.max_dynamic_shared_size_bytes = 48 * 1024
 
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int = 0
+    ) -> None:
         stream = Stream.current
         assert stream is not None, "launched on nobody's stream"
         assert grid == (self.kernel.launch.blocks,)
         assert block == (self.kernel.launch.threads,)
+        assert shared_mem == self.kernel.launch.dynamic_bytes
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
         assert all(isinstance(item, Array) for item in arguments)
         if stream.recorded is not None:
             stream.recorded.append(lambda: self.run(arguments))
@@ -173,7 +178,7 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
 
     runtime = SimpleNamespace(
         getDeviceCount=lambda: gpus,
-        getDeviceProperties=lambda index: {"name": b"Pretended GPU", "major": 9, "minor": 0},
+        getDeviceProperties=lambda index: {"name": b"Pretended GPU", "major": 9, "minor": 0, "sharedMemPerBlockOptin": 227 << 10},
     )
     cuda = SimpleNamespace(
         Device=Device,

@@ -10,39 +10,65 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc
+from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
+from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_single_lets
 from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block
-from stagedtensor.codegen.schedule.cuda.launch import CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.launch import SHARED_BYTES, CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.row_tiles import RowTiling
 from stagedtensor.codegen.schedule.cuda.side_by_side import parts_of, proc_launch as launch_of, side_by_side
 from stagedtensor.codegen.schedule.cuda.together import groups, together
 from stagedtensor.errors import InternalError
 from stagedtensor.numerics import Numerics
 
-__all__ = ["Launch", "launch_of", "parts_of", "schedule_cuda", "side_by_side"]
+__all__ = ["SHARED_BYTES", "Launch", "launch_of", "parts_of", "schedule_cuda", "side_by_side"]
 
 
-def schedule_cuda(module: Module, numerics: Numerics | None = None, *, fusion: bool = True) -> Module:
+def schedule_cuda(
+    module: Module, numerics: Numerics | None = None, *, fusion: bool = True, shared_bytes: int = SHARED_BYTES
+) -> Module:
     """Return ``module`` with every block turned into one or several kernels, and with ``fusion`` rows kept together.
 
-    ``numerics`` says which liberties the kernels have.
+    ``numerics`` says which liberties the kernels have, ``shared_bytes`` how much shared memory a block of threads may ask for.
     """
     chosen = numerics or Numerics()
     work = [(kernel, block) for kernel in module.kernels for block in _blocks(kernel)]
     plain = [without_single_lets(block) for _, block in work]
+    through = RowTiling(plain, module.temporaries, chosen, shared_bytes) if fusion else RowTiling((), (), chosen, 0)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
-    for places in groups(plain, by_rows) if fusion else [[place] for place in range(len(work))]:
+    for places in _parts(plain, through) if fusion else [[place] for place in range(len(work))]:
+        tiles = through.tiles.get(places[0])
+        if tiles is not None:
+            kernels.append(_whole([work[place] for place in places], tiles.body, tiles.launch, tiles.path))
+            continue
         if len(places) > 1:
-            kernels.append(_together([work[place] for place in places], [plain[place] for place in places]))
+            members = [plain[place] for place in places]
+            kernels.append(_whole([work[place] for place in places], *together(members)))
             continue
         kernel, block = work[places[0]]
         base = kernel.name if len(kernel.body) == 1 else block.name
         for nest in plan_block(block, chosen):
-            kernels.append(_proc(kernel, block, base, nest))
+            kernels.append(_proc(kernel, block, base, replace(nest, path=through.said(places[0], nest.path))))
             scratch += nest.scratch
-    return replace(module, kernels=tuple(kernels), temporaries=(*module.temporaries, *scratch))
+    stored = tuple(buffer for buffer in module.temporaries if buffer not in through.slabs)
+    spared = Decision(Mode.LOCAL, "a tile of its rows at a time, in shared memory")
+    placements = {**module.placements, **{item.node: spared for item in through.slabs if item.node is not None}}
+    return replace(module, kernels=tuple(kernels), temporaries=(*stored, *scratch), placements=placements)
+
+
+def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[list[int]]:
+    """The places of blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves."""
+    run: list[int] = []
+    for place in range(len(blocks) + 1):
+        if place == len(blocks) or place in through.groups:
+            yield from ([run[at] for at in group] for group in groups([blocks[at] for at in run], by_rows))
+            run = []
+        if place in through.groups:
+            yield list(through.groups[place].places)
+        elif place < len(blocks) and place not in through.members:
+            run.append(place)
 
 
 def _blocks(kernel: Proc) -> Iterator[Block]:
@@ -52,10 +78,9 @@ def _blocks(kernel: Proc) -> Iterator[Block]:
         yield stmt
 
 
-def _together(work: Sequence[tuple[Proc, Block]], blocks: Sequence[Block]) -> Proc:
+def _whole(work: Sequence[tuple[Proc, Block]], body: tuple[Stmt, ...], launch: Launch, path: str) -> Proc:
     """Return the kernel of several blocks; it is called like the last one, whose result is the purpose of the others."""
-    body, launch, path = together(blocks)
-    costs = [cost_of(block) for block in blocks]
+    costs = [cost_of(without_single_lets(block)) for _, block in work]
     nest = CudaNest("", body, launch, path, Cost(sum(cost.flops for cost in costs), sum(cost.nbytes for cost in costs)))
     kernel, block = work[-1]
     origins = tuple(dict.fromkeys(origin for proc, item in work for origin in item.origins or proc.origins))

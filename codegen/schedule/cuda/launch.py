@@ -33,6 +33,10 @@ from stagedtensor.precision import Prec, i64, u16
 WARP = 32
 THREADS = 256
 """Threads of a block where nothing asks for another number."""
+STATIC_SHARED = 48 * 1024
+"""Bytes of shared memory that a kernel may have without asking."""
+SHARED_BYTES = 99 * 1024
+"""Shared memory that a block of threads may ask for on every GPU from sm_80 on."""
 MOST_BLOCKS = 2048
 """Blocks of a launch whose loop strides over the rest: several per multiprocessor of the largest devices."""
 
@@ -54,6 +58,13 @@ class Launch:
     resident: int = 0
     """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill registers
     to hold more."""
+    offsets: dict[Buffer, int] = field(default_factory=dict)
+    """Where shared arrays lie in the block's shared memory; those without a place are the compiler's to put."""
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Bytes of shared memory that the launch asks for."""
+        return max((start + buffer.nbytes for buffer, start in self.offsets.items()), default=0)
 
     def __str__(self) -> str:
         return f"{self.blocks} blocks of {self.threads} threads"

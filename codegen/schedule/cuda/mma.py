@@ -26,22 +26,20 @@ from stagedtensor.codegen.loop_ir import (
     index,
 )
 from stagedtensor.codegen.schedule.cuda.formats import Instruction
-from stagedtensor.codegen.schedule.cuda.launch import WARP, Launch, less, points_of
-from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, tiles
-from stagedtensor.codegen.schedule.cuda.panel import Panel, call
+from stagedtensor.codegen.schedule.cuda.launch import STATIC_SHARED, WARP, Launch, less, points_of
+from stagedtensor.codegen.schedule.cuda.operands import Multiplied, Product, Side, Tiles, initial, result_stores, tiles
+from stagedtensor.codegen.schedule.cuda.panel import Panel, Resident, call
 from stagedtensor.codegen.schedule.cuda.skipped import Watch, watch
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
 from stagedtensor.precision import f32, i64, u32
 
 _DEPTH_BYTES = 64
 """Bytes of depth in one stage: two steps of the instruction."""
-_STATIC_SHARED = 48 * 1024
-"""Bytes of shared memory that a kernel may have without asking."""
 _M, _N = 16, 8
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Rows and columns of a tile, and of the part that one warp holds."""
 
     rows: int
@@ -56,15 +54,16 @@ class _Shape:
 
     @property
     def threads(self) -> int:
+        """Threads of all warps."""
         return WARP * self.across * (self.rows // self.warp_rows)
 
 
-_SHAPES = (_Shape(128, 128, 64, 32), _Shape(64, 64, 32, 32), _Shape(32, 32, 16, 16))
+_SHAPES = (Shape(128, 128, 64, 32), Shape(64, 64, 32, 32), Shape(32, 32, 16, 16))
 ENOUGH_TILES = 96
 """Tiles that keep a large device busy; with fewer, smaller ones finish sooner."""
 
 
-def _shape(given: Product) -> _Shape:
+def _shape(given: Product) -> Shape:
     """The largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
     rows, columns, _ = given.sizes
     fitting = [shape for shape in _SHAPES if 2 * rows > shape.rows and 2 * columns > shape.columns]
@@ -78,16 +77,36 @@ def _shape(given: Product) -> _Shape:
 def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the statements of a product whose operands fit ``instruction``, their launch and a few words."""
     shape = _shape(given)
-    depth = _DEPTH_BYTES // instruction.staged.bytes
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
+    parts = multiplied(given, instruction, shape, across, thread)
+    nest = (*(Alloc(buffer) for buffer in parts.arrays), *parts.here, across.loop(parts.tile))
+    return nest, across.launch(shape.threads, thread), parts.words
+
+
+def multiplied(
+    given: Product,
+    instruction: Instruction,
+    shape: Shape,
+    across: Tiles,
+    thread: Symbol,
+    resident: Resident | None = None,
+    *,
+    left_by_cell: bool = False,
+) -> Multiplied:
+    """Return the work of one tile of ``shape`` at ``across``.
+
+    ``resident`` is the left operand where fragments of it are read from shared memory; with ``left_by_cell`` it is there
+    too, but in no form for that.
+    """
+    depth = depth_of(instruction)
     guards = [given.guard if given.guarded == side else None for side in ("left", "right")]
     left_side = Side(given.left, given.rows, given.depth, across.batch, guards[0])
     right_side = Side(given.right, given.columns, given.depth, across.batch, guards[1])
-    left = Panel("left_tile", left_side, shape.rows, depth, instruction)
+    left = resident or Panel("left_tile", left_side, shape.rows, depth, instruction, by_cell=left_by_cell)
     right = Panel("right_tile", right_side, shape.columns, depth, instruction)
     watched = watch(given, instruction)
-    stages = 3 if 3 * (left.nbytes + right.nbytes) <= _STATIC_SHARED else 2
+    stages = 3 if 3 * (left.nbytes + right.nbytes) <= STATIC_SHARED else 2
     tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
     states = Buffer(given.accumulator.symbol.hint, f32, (down, beside, 4), "register")
@@ -106,7 +125,7 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
         started: list[Stmt] = []
         for panel, first in ((left, across.row), (right, across.column)):
             stage, start = modulo(layer, stages), multiply(layer, depth)
-            started.append(panel.copy(tiles_of[panel], stage, first, start, thread, shape.threads))
+            started += panel.copy(tiles_of[panel], stage, first, start, thread, shape.threads)
         return started
 
     ahead, layer = index_symbol("i_stage"), index_symbol("i_depth")
@@ -117,7 +136,7 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
         Barrier(),
         *_where(True, less(next_layer, layers), issue(next_layer)),
         commit,
-        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), modulo(Var(layer), stages), watched),
+        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), Var(layer), watched),
     ]
     body: list[Stmt] = [
         Alloc(states),
@@ -133,9 +152,9 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
         *_finished(given, across, place, states, watched, shape, thread),
         Barrier(),  # the next tile's copies go into the stages just read
     ]
-    nest = (*(Alloc(buffer) for buffer in tiles_of.values()), *here, across.loop(body))
-    copies = "16-byte copies" if left.vector and right.vector else "copies cell by cell"
-    if left.vector != right.vector:
+    copied = [panel for panel in (left, right) if isinstance(panel, Panel)]
+    copies = "16-byte copies" if all(panel.vector for panel in copied) else "copies cell by cell"
+    if len({panel.vector for panel in copied}) > 1:
         copies = "16-byte copies of one operand"
     words = (
         f"contraction, tensor cores, {instruction.name} x {instruction.name} into f32, "
@@ -144,11 +163,17 @@ def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Lau
     )
     if watched is not None:
         words += ", points outside an operand skipped"
-    return nest, across.launch(shape.threads, thread), words
+    arrays = tuple(tiles_of[panel] for panel in copied)
+    return Multiplied(arrays, tuple(here), tuple(body), words)
+
+
+def depth_of(instruction: Instruction) -> int:
+    """Return the depth of one stage."""
+    return _DEPTH_BYTES // instruction.staged.bytes
 
 
 def _finished(
-    given: Product, across: Tiles, place: _Place, states: Buffer, watched: Watch | None, shape: _Shape, thread: Symbol
+    given: Product, across: Tiles, place: _Place, states: Buffer, watched: Watch | None, shape: Shape, thread: Symbol
 ) -> list[Stmt]:
     """The stores of a tile, from the fragments or, where these may be wrong, from sums computed anew."""
     results = _results(given, across, place, states)
@@ -173,9 +198,9 @@ class _Place:
 def _multiply(
     place: _Place,
     states: Buffer,
-    left: tuple[Panel, Buffer],
+    left: tuple[Panel | Resident, Buffer],
     right: tuple[Panel, Buffer],
-    stage: Expr,
+    layer: Expr,
     watched: Watch | None,
 ) -> Stmt:
     """One layer of depth: fragments, then every pair of them through mma."""
@@ -190,8 +215,8 @@ def _multiply(
     # Registers of four matrices: of the left operand, two of rows and then the same deeper; of the right one, two of depth
     # and then the same further across.
     left_target, right_target = Load(left_fragment, (Var(m), index(0))), Load(right_fragment, (multiply(Var(pair), 2), index(0)))
-    left_load = left[0].fragment(left[1], stage, row, first, place.lane, left_target, along_first=True)
-    right_load = right[0].fragment(right[1], stage, column, first, place.lane, right_target, along_first=False)
+    left_load = left[0].fragment(left[1], layer, row, first, place.lane, left_target, along_first=True)
+    right_load = right[0].fragment(right[1], layer, column, first, place.lane, right_target, along_first=False)
     if watched is not None:
         left_load += watched.note("left", left_target)
         right_load += watched.note("right", right_target)

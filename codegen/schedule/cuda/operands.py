@@ -110,6 +110,16 @@ def collapsed(found: Contraction) -> Contraction:
 
 
 @dataclass(frozen=True)
+class Multiplied:
+    """The parts of a product: shared arrays, what a thread finds out once, the work of one tile, a few words."""
+
+    arrays: tuple[Buffer, ...]
+    here: tuple[Stmt, ...]
+    tile: tuple[Stmt, ...]
+    words: str
+
+
+@dataclass(frozen=True)
 class Tiles:
     """The loop over result tiles: ``row`` and ``column`` are the first of the tile, ``lets`` define them and the batch."""
 
@@ -253,4 +263,4 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
     )
 
 
-__all__ = ["Product", "Side", "Tiles", "collapsed", "initial", "product", "result_stores", "stage", "tiles"]
+__all__ = ["Multiplied", "Product", "Side", "Tiles", "collapsed", "initial", "product", "result_stores", "stage", "tiles"]

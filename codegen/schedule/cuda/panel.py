@@ -53,10 +53,14 @@ class Panel:
     size: int
     depth: int
     instruction: Instruction
+    by_cell: bool = False
+    """The operand is not in global memory, from where chunks are copied."""
 
     @cached_property
     def adjacent(self) -> Literal["depth", "along", ""]:
         """Which axis of the operand is copied in chunks; "" where cells go one by one."""
+        if self.by_cell:
+            return ""
         chunk = self.instruction.chunk
         if _in_chunks(self.side, self.side.depth, self.side.along, chunk):
             return "depth"
@@ -89,7 +93,7 @@ class Panel:
     def _cell(self, tile: Buffer, stage: Expr, along: Expr, deep: Expr) -> Load:
         return Load(tile, (stage, along, deep) if self._depth_last else (stage, deep, along))
 
-    def copy(self, tile: Buffer, stage: Expr, first: Expr, deep: Expr, thread: Symbol, threads: int) -> Stmt:
+    def copy(self, tile: Buffer, stage: Expr, first: Expr, deep: Expr, thread: Symbol, threads: int) -> list[Stmt]:
         """Return the copy of the panel from (``first``, ``deep``) on into ``stage`` of ``tile``; outside cells are 0."""
         chunk = self.instruction.chunk if self.vector else 1
         fast = (self.depth if self._fast_depth else self.size) // chunk
@@ -112,7 +116,7 @@ class Panel:
         else:
             work.append(Store(tile, target.indices, value))
         body: list[Stmt] = [*lets, *work] if total % threads == 0 else [*lets, If(less(Var(named), total), tuple(work))]
-        return loop(step, -(-total // threads), body, "unroll")
+        return [loop(step, -(-total // threads), body, "unroll")]
 
     @property
     def _fast_depth(self) -> bool:
@@ -125,19 +129,20 @@ class Panel:
         return "_f32" if self.instruction.staged is f32 else ""
 
     def fragment(
-        self, tile: Buffer, stage: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
+        self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
     ) -> list[Stmt]:
-        """Return the load of four registers from (``along``, ``deep``) on into ``target``: one of each of four matrices.
+        """Return the load of four registers from (``along``, ``deep``) of a layer on into ``target``, one of each of four matrices.
 
         ``along_first``: the second matrix lies 8 cells further along and the last two lie deeper, else the other way round.
         """
+        stage = modulo(layer, tile.shape[0])
         if self._depth_last:
             # a thread names one row of 16 bytes of one matrix
-            across, below = self._matrix(floor_divide(lane, _GROUP), along_first)
+            across, below = _matrix(self.instruction, floor_divide(lane, _GROUP), along_first)
             source = self._cell(tile, stage, add(along, add(across, modulo(lane, _GROUP))), add(deep, below))
             return [call(f"st_ldmatrix_x4{self._suffix}", target, source)]
         if not self._suffix:
-            across, below = self._matrix(floor_divide(lane, _GROUP), along_first)
+            across, below = _matrix(self.instruction, floor_divide(lane, _GROUP), along_first)
             source = self._cell(tile, stage, add(along, across), add(deep, add(below, modulo(lane, _GROUP))))
             return [call("st_ldmatrix_x4_trans", target, source)]
         loads: list[Stmt] = []
@@ -145,17 +150,50 @@ class Panel:
         registers = target.buffer.shape[-1]
         *outer, _ = target.indices
         for number in range(4):
-            across, below = self._matrix(as_index(number), along_first)
+            across, below = _matrix(self.instruction, as_index(number), along_first)
             source = self._cell(tile, stage, add(along, add(across, row)), add(deep, add(below, column)))
             first = add(outer[-1], number // registers)
             loads.append(call("st_load_tf32", Load(target.buffer, (*outer[:-1], first, as_index(number % registers))), source))
         return loads
 
-    def _matrix(self, number: Expr, along_first: bool) -> tuple[Expr, Expr]:
-        """Where matrix 0 to 3 starts: cells along and cells deeper."""
-        low, high = modulo(number, 2), floor_divide(number, 2)
-        across, below = (low, high) if along_first else (high, low)
-        return multiply(across, _GROUP), multiply(below, self.instruction.chunk)
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """A left operand that lies in shared memory already, as a matrix of rows by its whole depth; rows start at 16 bytes."""
+
+    cells: Buffer
+    depth: int
+    instruction: Instruction
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one stage: nothing is copied."""
+        return 0
+
+    def buffer(self, stages: int) -> Buffer:
+        """Return the array that holds it, whatever the stages."""
+        return self.cells
+
+    def copy(self, tile: Buffer, stage: Expr, first: Expr, deep: Expr, thread: Symbol, threads: int) -> list[Stmt]:
+        """Return no statement."""
+        return []
+
+    def fragment(
+        self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
+    ) -> list[Stmt]:
+        """Return the load of four registers, as that of a panel whose depth is adjacent."""
+        suffix = "_f32" if self.instruction.staged is f32 else ""
+        across, below = _matrix(self.instruction, floor_divide(lane, _GROUP), along_first)
+        deeper = add(multiply(layer, self.depth), add(deep, below))
+        source = Load(tile, (add(along, add(across, modulo(lane, _GROUP))), deeper))
+        return [call(f"st_ldmatrix_x4{suffix}", target, source)]
+
+
+def _matrix(instruction: Instruction, number: Expr, along_first: bool) -> tuple[Expr, Expr]:
+    """Where matrix 0 to 3 starts: cells along and cells deeper."""
+    low, high = modulo(number, 2), floor_divide(number, 2)
+    across, below = (low, high) if along_first else (high, low)
+    return multiply(across, _GROUP), multiply(below, instruction.chunk)
 
 
 def _in_chunks(

@@ -102,14 +102,14 @@ def row(block: Block, thread: Symbol) -> Row:
         assert item.neutral is not None
         body.append(Declare(names[item.symbol], item.neutral))
     body.append(For(BlockIterator(along.symbol, along.extent, along.bound), step, "lane"))
-    body += _meet_in_warp(block.accumulators, names)
+    body += meet_in_warp(block.accumulators, names)
     scratch: list[Stmt] = []
     if threads > WARP:
         scratch, across = _meet_across_warps(block.accumulators, names, thread, threads // WARP)
         body += across
     elif _read_by_all(block):
         body.append(Barrier())  # a result may be stored in place of a cell that every thread has read
-    body.append(If(Apply("eq", (Var(thread), as_index(0)), i64), tuple(_results(block, names))))
+    body.append(If(Apply("eq", (Var(thread), as_index(0)), i64), tuple(results_of(block, names))))
     return Row(tuple(scratch), tuple(body), {along.symbol: "threads of a block"})
 
 
@@ -119,8 +119,8 @@ def _read_by_all(block: Block) -> bool:
     return any(not any(depends(load, item) for item in block.reduce) for load in loads_in(*read))
 
 
-def _meet_in_warp(accumulators: tuple[Accumulator, ...], names: dict[Symbol, Symbol]) -> list[Stmt]:
-    """Every thread of the warp takes part; thread 0 of it has the whole afterwards."""
+def meet_in_warp(accumulators: tuple[Accumulator, ...], names: dict[Symbol, Symbol]) -> list[Stmt]:
+    """Return the exchange in which every thread of the warp takes part; thread 0 of it has the whole afterwards."""
     steps: list[Stmt] = []
     width = WARP // 2
     while width >= 1:
@@ -141,7 +141,7 @@ def _chunks(steps: list[Stmt]) -> list[list[Stmt]]:
 
 
 def scoped(body: tuple[Stmt, ...]) -> Stmt:
-    """A body of its own scope: a loop of one iteration, which emission prints as braces."""
+    """Return a body with a scope of its own: a loop of one iteration, which emission prints as braces."""
     symbol = index_symbol("once")
     return For(BlockIterator(symbol, as_index(1), 1), body)
 
@@ -174,7 +174,7 @@ def _meet_across_warps(
         loaded = Load(cells[item.symbol], (Var(thread),))
         value = Apply("where", (less(Var(thread), warps), loaded, item.neutral), item.symbol.type)
         again.append(Assign(names[item.symbol], value))
-    again += _meet_in_warp(accumulators, names)
+    again += meet_in_warp(accumulators, names)
     steps: list[Stmt] = [
         If(Apply("eq", (lane, as_index(0)), i64), first),
         Barrier(),
@@ -183,8 +183,8 @@ def _meet_across_warps(
     return [Alloc(buffer) for buffer in cells.values()], steps
 
 
-def _results(block: Block, names: dict[Symbol, Symbol]) -> list[Stmt]:
-    """The initial states merged with the sums, then the stores."""
+def results_of(block: Block, names: dict[Symbol, Symbol]) -> list[Stmt]:
+    """Return the initial states merged with the sums, then the stores."""
     sums: dict[Symbol, Expr] = {old: Var(new) for old, new in names.items()}
     initial: dict[Symbol, Expr] = {item.symbol: item.init for item in block.accumulators}
     merged = combined(block.accumulators, initial, sums)

@@ -27,7 +27,16 @@ from stagedtensor.codegen.loop_ir import (
     Var,
 )
 from stagedtensor.codegen.schedule.cuda.launch import THREADS, Launch
-from stagedtensor.codegen.schedule.cuda.operands import Product, Side, Tiles, initial, result_stores, stage, tiles
+from stagedtensor.codegen.schedule.cuda.operands import (
+    Multiplied,
+    Product,
+    Side,
+    Tiles,
+    initial,
+    result_stores,
+    stage,
+    tiles,
+)
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
 from stagedtensor.precision import i64, u8
 
@@ -36,32 +45,42 @@ _SIDE = 16
 
 
 @dataclass(frozen=True)
-class _Shape:
+class TileShape:
+    """Rows, columns and depth of one tile."""
+
     rows: int
     columns: int
     depth: int
 
     @property
     def per_thread(self) -> tuple[int, int]:
+        """Rows and columns of one thread."""
         return self.rows // _SIDE, self.columns // _SIDE
 
 
-def _shape(given: Product) -> _Shape:
+def tile_shape(given: Product) -> TileShape:
     """Larger tiles read each operand fewer times; smaller ones leave more blocks to run side by side."""
     rows, columns, _ = given.sizes
     rows_each = 64 if rows > 32 else 32 if rows > 16 else 16
     columns_each = 64 if columns > 32 else 32 if columns > 16 else 16
     if rows >= 1024 and columns >= 1024 and given.accumulator.symbol.type.bytes <= 4:
         rows_each = columns_each = 128
-    return _Shape(rows_each, columns_each, 16)
+    return TileShape(rows_each, columns_each, 16)
 
 
 def tile(given: Product, reason: str) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the statements of a product, their launch and a few words; ``reason`` says why not another template."""
-    shape = _shape(given)
-    prec = given.accumulator.symbol.type
+    shape = tile_shape(given)
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
+    parts = tiled(given, shape, across, thread)
+    nest = (*(Alloc(buffer) for buffer in parts.arrays), *parts.here, across.loop(parts.tile))
+    return nest, across.launch(THREADS, thread), f"{parts.words}; {reason}"
+
+
+def tiled(given: Product, shape: TileShape, across: Tiles, thread: Symbol) -> Multiplied:
+    """Return the work of one tile of ``shape`` at ``across``."""
+    prec = given.accumulator.symbol.type
     # One cell of padding: threads that store down a column then meet different banks.
     left_tile = Buffer("left_tile", given.left.type, (shape.depth, shape.rows + 1), "shared")
     right_tile = Buffer("right_tile", given.right.type, (shape.depth, shape.columns + 1), "shared")
@@ -103,13 +122,12 @@ def tile(given: Product, reason: str) -> tuple[tuple[Stmt, ...], Launch, str]:
         _stores(given, across, states, Var(down), Var(right)),
     ]
     arrays = [left_tile, right_tile, *([] if mask is None else [mask])]
-    nest = (*(Alloc(buffer) for buffer in arrays), *here, across.loop(body))
     words = (
         f"contraction, tiles of {shape.rows} x {shape.columns} x {shape.depth} in shared memory, {prec} multiply-add"
     )
     if mask is not None:
         words += ", points outside an operand skipped"
-    return nest, across.launch(THREADS, thread), f"{words}; {reason}"
+    return Multiplied(tuple(arrays), tuple(here), tuple(body), words)
 
 
 def _fill(given: Product, across: Tiles, states: Buffer, thread_row: Expr, thread_column: Expr) -> Stmt:
@@ -129,7 +147,7 @@ def _fill(given: Product, across: Tiles, states: Buffer, thread_row: Expr, threa
 
 def _multiply(
     given: Product,
-    shape: _Shape,
+    shape: TileShape,
     states: Buffer,
     left: Buffer,
     right: Buffer,

@@ -35,7 +35,7 @@ from stagedtensor.codegen.schedule.cuda.launch import (
     points_of,
     strided,
 )
-from stagedtensor.codegen.schedule.cuda.rows import row, threads_for
+from stagedtensor.codegen.schedule.cuda.rows import row, scoped, threads_for
 from stagedtensor.codegen.schedule.nest import collapse, expressions, fresh, index_symbol, point, stores
 from stagedtensor.precision import i64
 
@@ -183,7 +183,7 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
             dealt.update(found.dealt)
             leading, steps = plain.data, found.body
         flat = flatten(leading, "row", Var(current))
-        body.append(_scoped(flat.wrap(substitute(steps, flat.mapping))))
+        body.append(scoped(flat.wrap(substitute(steps, flat.mapping))))
     total = points_of(first.data)
     if threads > WARP:
         body.append(Barrier())  # the next row writes the shared states again
@@ -192,11 +192,6 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
     dealt[walked.symbol] = dealt.pop(current)
     launch = Launch(max(1, min(MOST_BLOCKS * 8, total)), threads, dealt, cooperative=True, thread=thread)
     return loops, launch, f"rows through {len(blocks)} steps, {threads} threads per row"
-
-
-def _scoped(body: tuple[Stmt, ...]) -> Stmt:
-    symbol = index_symbol("once")
-    return For(BlockIterator(symbol, as_index(1), 1), body)
 
 
 def _pointwise_row(block: Block, rows: int, thread: Symbol, dealt: dict[Symbol, Dealt]) -> tuple[Stmt, ...]:
