@@ -7,7 +7,6 @@ so that ``(t // 8) * 8 + t % 8`` is ``t`` again. Schedules ask it for strides, e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from stagedtensor.codegen.loop_ir import (
@@ -18,9 +17,9 @@ from stagedtensor.codegen.loop_ir import (
     Symbol,
     Var,
     index,
-    remembered,
     walk,
 )
+from stagedtensor.codegen.pieces import piece, remembered
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.precision import i64
 
@@ -115,7 +114,7 @@ def maximum(lhs: int | Expr, rhs: int | Expr) -> Expr:
 # -- sums of terms ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Affine:
     """``constant + sum(coefficient * atom)``; an atom is a variable or an index expression that is no sum.
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from functools import partial
 
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.pieces import remembered, replace
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, free_symbols
 from stagedtensor.errors import InternalError
 
@@ -24,11 +25,13 @@ def block_of(kernel: ir.Proc) -> ir.Block:
 
 def loads_of(expr: ir.Expr) -> tuple[ir.Load, ...]:
     """Return every load of an expression, parents first, repeated ones too."""
+    if isinstance(expr, ir.Var | ir.Const):
+        return ()
     inner = _loads_inside(expr)
     return (expr, *inner) if isinstance(expr, ir.Load) else inner
 
 
-@ir.remembered
+@remembered
 def _loads_inside(expr: ir.Expr) -> tuple[ir.Load, ...]:
     return tuple(part for part in ir.inside(expr) if isinstance(part, ir.Load))
 
@@ -117,4 +120,10 @@ def with_kernels(module: ir.Module, kernels: Iterable[ir.Proc]) -> ir.Module:
 
 def map_blocks(module: ir.Module, function: Callable[[ir.Block], ir.Block]) -> ir.Module:
     """Apply ``function`` to the block of every kernel."""
-    return with_kernels(module, (kernel_of(function(block_of(kernel))) for kernel in module.kernels))
+    return with_kernels(module, map(partial(_with_block, function=function), module.kernels))
+
+
+def _with_block(kernel: ir.Proc, function: Callable[[ir.Block], ir.Block]) -> ir.Proc:
+    before = block_of(kernel)
+    after = function(before)
+    return kernel if after is before else kernel_of(after)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from stagedtensor.codegen.loop_ir import Apply, Cast, Const, Expr, Load, Symbol, Var
+from stagedtensor.codegen.pieces import piece
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.precision import Prec
 
@@ -19,7 +19,7 @@ Number: TypeAlias = int | float
 """An integer, or an infinity where nothing is known on that side."""
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Interval:
     """Integers from ``low`` to ``high``, both included; ``exact`` if both ends are known to occur. Empty if low > high."""
 

@@ -34,10 +34,8 @@ at emission only, so no pass can capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, Literal, TypeAlias, TypeVar
+from dataclasses import field
+from typing import Any, Literal, TypeAlias
 
 from stagedtensor.codegen.layout import (
     ROW_MAJOR as ROW_MAJOR,
@@ -46,10 +44,11 @@ from stagedtensor.codegen.layout import (
     Reorder as Reorder,
     Split as Split,
 )
+from stagedtensor.codegen.pieces import piece, remembered, replace
 from stagedtensor.precision import Prec, i64
 
 
-@dataclass(frozen=True, eq=False)
+@piece(frozen=True, eq=False)
 class Symbol:
     """A scalar name; identity is the object, ``hint`` is what emission tries to print."""
 
@@ -65,7 +64,7 @@ class Symbol:
 Space: TypeAlias = Literal["register", "local", "shared", "global"]
 
 
-@dataclass(frozen=True, eq=False)
+@piece(frozen=True, eq=False)
 class Buffer:
     """Storage of one node version (or a scratch area). Identity is the object."""
 
@@ -99,7 +98,7 @@ class Buffer:
 # -- expressions --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@piece(frozen=True, eq=False)
 class Const:
     """A literal of a compute type (float value, int, or bool as 0/1).
 
@@ -116,14 +115,20 @@ class Const:
         return isinstance(other, Const) and self.type is other.type and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.type, self._key()))
+        return hash(self.value) if self.value == self.value else 0
 
 
-@dataclass(frozen=True)
+@piece(frozen=True, eq=False)
 class Var:
     """The value of a symbol: an iterator, a let, an accumulator or a scalar parameter."""
 
     symbol: Symbol
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Var) and self.symbol is other.symbol
+
+    def __hash__(self) -> int:
+        return hash(self.symbol)
 
     @property
     def type(self) -> Prec:
@@ -131,7 +136,7 @@ class Var:
         return self.symbol.type
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Load:
     """One cell of a buffer, in the buffer's element type."""
 
@@ -144,7 +149,7 @@ class Load:
         return self.buffer.type
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Cast:
     """One conversion by the rules of the precision page; ``flush`` stores subnormals as 0."""
 
@@ -154,7 +159,7 @@ class Cast:
     flush: bool = False
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Apply:
     """A row of the op table on arguments of type ``type`` (predicates may have any type; random ops take u32, u32, u64).
 
@@ -166,7 +171,7 @@ class Apply:
     type: Prec
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Fma:
     """a*b + c with one rounding; f32 and f64 only."""
 
@@ -213,29 +218,7 @@ def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Return every subexpression, the expression itself included, parents first."""
-    return (expr, *inside(expr))
-
-
-Piece = TypeVar("Piece")
-Fact = TypeVar("Fact")
-
-
-def remembered(function: Callable[[Piece], Fact]) -> Callable[[Piece], Fact]:
-    """Keep what ``function`` finds out about a piece of code with the piece: code never changes, and passes ask again.
-
-    The fact must not hold the piece itself, which would then never be freed at once.
-    """
-    slot = f"fact {function.__name__}"
-
-    @wraps(function)
-    def remembering(piece: Piece) -> Fact:
-        facts = piece.__dict__
-        if slot not in facts:
-            facts[slot] = function(piece)
-        fact: Fact = facts[slot]
-        return fact
-
-    return remembering
+    return (expr,) if isinstance(expr, Var | Const) else (expr, *inside(expr))
 
 
 @remembered
@@ -243,8 +226,7 @@ def inside(expr: Expr) -> tuple[Expr, ...]:
     """Return every proper subexpression, parents first."""
     found: list[Expr] = []
     for part in children(expr):
-        found.append(part)
-        found.extend(inside(part))
+        found += walk(part)
     return tuple(found)
 
 
@@ -259,7 +241,7 @@ LoopKind: TypeAlias = Literal["serial", "parallel", "vector", "unroll", "lane", 
 IteratorKind: TypeAlias = Literal["data", "reduce"]
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class BlockIterator:
     """An i64 symbol running over ``0 .. extent-1``; ``extent`` may be symbolic, ``bound`` is its static maximum."""
 
@@ -269,7 +251,7 @@ class BlockIterator:
     kind: IteratorKind = "data"
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Accumulator:
     """A typed running value of a Block: ``init``, then ``update`` at each reduce point (reads itself as ``Var``).
 
@@ -286,7 +268,7 @@ class Accumulator:
     paired_with: Symbol | None = None
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Origin:
     """What a piece of code computes, for comments and error messages."""
 
@@ -295,7 +277,7 @@ class Origin:
     label: str = ""
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Cost:
     """Floating-point operations, least bytes moved, bytes alive."""
 
@@ -304,7 +286,7 @@ class Cost:
     live_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Store:
     """Write one cell; ``value.type`` is the buffer's element type."""
 
@@ -313,7 +295,7 @@ class Store:
     value: Expr
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Let:
     """Name a value."""
 
@@ -321,7 +303,7 @@ class Let:
     value: Expr
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Declare:
     """Introduce a mutable scalar with an initial value."""
 
@@ -329,7 +311,7 @@ class Declare:
     init: Expr
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Assign:
     """Overwrite a declared scalar."""
 
@@ -337,7 +319,7 @@ class Assign:
     value: Expr
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Block:
     """One program statement (or several merged ones) before scheduling; see the module docstring.
 
@@ -374,7 +356,7 @@ class Block:
         return tuple(item for item in self.iterators if item.kind == "reduce")
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class For:
     """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial states."""
 
@@ -383,7 +365,7 @@ class For:
     kind: LoopKind = "serial"
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class If:
     """Conditional statements; the condition is tested against zero."""
 
@@ -392,19 +374,19 @@ class If:
     orelse: tuple[Stmt, ...] = ()
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Alloc:
     """Bring a scratch buffer into scope until the enclosing body ends."""
 
     buffer: Buffer
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Barrier:
     """All threads of the region meet."""
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Scan:
     """Carried values along one iterator: at each step the updates (all from the old states) give new ones, then ``body`` runs.
 
@@ -417,7 +399,7 @@ class Scan:
     reverse: bool = False
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Tile:
     """A named micro-kernel: C[m,n] += A[m,k] * B[k,n] on fragments; ``loops`` is its meaning."""
 
@@ -429,7 +411,7 @@ class Tile:
     arguments: tuple[Expr | Buffer, ...] = ()
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Call:
     """Run another proc on buffers and scalars, positionally."""
 
@@ -438,7 +420,7 @@ class Call:
     scalars: tuple[Expr, ...] = ()
 
 
-@dataclass(frozen=True)
+@piece(frozen=True)
 class Comment:
     """A line of explanation in generated source."""
 
@@ -448,7 +430,7 @@ class Comment:
 Stmt: TypeAlias = Block | For | Store | Let | Declare | Assign | If | Alloc | Barrier | Scan | Tile | Call | Comment
 
 
-@dataclass(frozen=True, eq=False)
+@piece(frozen=True, eq=False)
 class Proc:
     """A procedure over buffers and scalar parameters.
 
@@ -466,7 +448,7 @@ class Proc:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@piece(frozen=True, eq=False)
 class Module:
     """A whole routine: procs in launch order, the buffers they share and the scalar parameters of the routine.
 

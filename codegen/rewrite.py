@@ -13,9 +13,9 @@ Var(symbol=%y)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, TypeAlias, TypeVar, overload
 
 from stagedtensor.codegen.loop_ir import (
     Accumulator,
@@ -27,6 +27,7 @@ from stagedtensor.codegen.loop_ir import (
     Buffer,
     Call,
     Comment,
+    Const,
     Declare,
     Expr,
     For,
@@ -41,10 +42,11 @@ from stagedtensor.codegen.loop_ir import (
     Tile,
     Var,
     children,
-    remembered,
+    inside,
     walk,
     with_children,
 )
+from stagedtensor.codegen.pieces import remembered, replace
 from stagedtensor.errors import InternalError
 
 Body = tuple[Stmt, ...]
@@ -73,27 +75,33 @@ class Rewriter:
                 symbol = self.symbol(expr.symbol)
                 return expr if symbol is expr.symbol else Var(symbol)
             case Load():
-                return Load(self.buffer(expr.buffer), self.exprs(expr.indices))
+                buffer, indices = self.buffer(expr.buffer), self.exprs(expr.indices)
+                return expr if buffer is expr.buffer and indices is expr.indices else Load(buffer, indices)
+            case Const():
+                return expr
         parts = children(expr)
         new = self.exprs(parts)
-        return expr if all(a is b for a, b in zip(parts, new, strict=True)) else with_children(expr, new)
+        return expr if new is parts else with_children(expr, new)
 
-    def exprs(self, parts: Iterable[Expr]) -> tuple[Expr, ...]:
+    def exprs(self, parts: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Rewrite expressions in order."""
-        return tuple(self.expr(part) for part in parts)
+        return same_where_equal(parts, [self.expr(part) for part in parts])
 
     def body(self, body: Body) -> Body:
         """Rewrite the statements of a body in order."""
-        return tuple(new for stmt in body for new in self.stmt(stmt))
+        return same_where_equal(body, [new for stmt in body for new in self.stmt(stmt)])
 
     def iterator(self, iterator: BlockIterator) -> BlockIterator:
         """Rewrite an iterator's symbol and extent."""
-        return replace(iterator, symbol=self.symbol(iterator.symbol), extent=self.expr(iterator.extent))
+        symbol, extent = self.symbol(iterator.symbol), self.expr(iterator.extent)
+        if symbol is iterator.symbol and extent is iterator.extent:
+            return iterator
+        return BlockIterator(symbol, extent, iterator.bound, iterator.kind)
 
     def accumulator(self, accumulator: Accumulator) -> Accumulator:
         """Rewrite an accumulator's symbols and expressions."""
         neutral, paired = accumulator.neutral, accumulator.paired_with
-        return replace(
+        return _changed(
             accumulator,
             symbol=self.symbol(accumulator.symbol),
             init=self.expr(accumulator.init),
@@ -104,20 +112,24 @@ class Rewriter:
 
     def store(self, store: Store) -> Store:
         """Rewrite a store's buffer, indices and value."""
-        return Store(self.buffer(store.buffer), self.exprs(store.indices), self.expr(store.value))
+        buffer, indices, value = self.buffer(store.buffer), self.exprs(store.indices), self.expr(store.value)
+        if buffer is store.buffer and indices is store.indices and value is store.value:
+            return store
+        return Store(buffer, indices, value)
 
     def let(self, let: Let) -> Let:
         """Rewrite a let's symbol and value."""
-        return Let(self.symbol(let.symbol), self.expr(let.value))
+        symbol, value = self.symbol(let.symbol), self.expr(let.value)
+        return let if symbol is let.symbol and value is let.value else Let(symbol, value)
 
     def block(self, block: Block) -> Block:
         """Rewrite all parts of a block."""
-        return replace(
+        return _changed(
             block,
-            iterators=tuple(self.iterator(item) for item in block.iterators),
-            stores=tuple(self.store(item) for item in block.stores),
-            accumulators=tuple(self.accumulator(item) for item in block.accumulators),
-            lets=tuple(self.let(item) for item in block.lets),
+            iterators=same_where_equal(block.iterators, [self.iterator(item) for item in block.iterators]),
+            stores=same_where_equal(block.stores, [self.store(item) for item in block.stores]),
+            accumulators=same_where_equal(block.accumulators, [self.accumulator(item) for item in block.accumulators]),
+            lets=same_where_equal(block.lets, [self.let(item) for item in block.lets]),
             guard=None if block.guard is None else self.expr(block.guard),
         )
 
@@ -127,17 +139,18 @@ class Rewriter:
             case Block():
                 return (self.block(stmt),)
             case For():
-                return (replace(stmt, iterator=self.iterator(stmt.iterator), body=self.body(stmt.body)),)
+                return (_changed(stmt, iterator=self.iterator(stmt.iterator), body=self.body(stmt.body)),)
             case Store():
                 return (self.store(stmt),)
             case Let():
                 return (self.let(stmt),)
             case Declare():
-                return (Declare(self.symbol(stmt.symbol), self.expr(stmt.init)),)
+                return (_changed(stmt, symbol=self.symbol(stmt.symbol), init=self.expr(stmt.init)),)
             case Assign():
-                return (Assign(self.symbol(stmt.symbol), self.expr(stmt.value)),)
+                return (_changed(stmt, symbol=self.symbol(stmt.symbol), value=self.expr(stmt.value)),)
             case If():
-                return (If(self.expr(stmt.condition), self.body(stmt.then), self.body(stmt.orelse)),)
+                condition, then, orelse = self.expr(stmt.condition), self.body(stmt.then), self.body(stmt.orelse)
+                return (_changed(stmt, condition=condition, then=then, orelse=orelse),)
             case Alloc():
                 return (Alloc(self.buffer(stmt.buffer)),)
             case Scan():
@@ -178,6 +191,23 @@ class Rewriter:
 
 
 # -- mapping ------------------------------------------------------------------------------------------------------
+
+
+Part = TypeVar("Part")
+Parts = TypeVar("Parts", Accumulator, Block, For, Declare, Assign, If)
+
+
+def same_where_equal(old: tuple[Part, ...], new: Sequence[Part]) -> tuple[Part, ...]:
+    """Return ``new``, or ``old`` itself where it has the very same parts: what is remembered of its owner then stays."""
+    return old if len(old) == len(new) and all(map(is_, old, new)) else tuple(new)
+
+
+def _changed(piece: Parts, **parts: Any) -> Parts:
+    """Return ``piece`` with these parts, itself where it has them already."""
+    for name, part in parts.items():
+        if getattr(piece, name) is not part:
+            return replace(piece, **parts)
+    return piece
 
 
 class _MapExpressions(Rewriter):
@@ -367,10 +397,16 @@ def bound_symbols(body: Body) -> tuple[Symbol, ...]:
     return tuple(symbol for stmt in walk_stmts(body) for symbol in binders(stmt))
 
 
-@remembered
 def symbols_of(expr: Expr) -> tuple[Symbol, ...]:
     """Return the symbols an expression reads, each once, in order of appearance."""
-    return tuple(dict.fromkeys(part.symbol for part in walk(expr) if isinstance(part, Var)))
+    if isinstance(expr, Var):
+        return (expr.symbol,)
+    return () if isinstance(expr, Const) else _symbols_inside(expr)
+
+
+@remembered
+def _symbols_inside(expr: Expr) -> tuple[Symbol, ...]:
+    return tuple(dict.fromkeys(part.symbol for part in inside(expr) if isinstance(part, Var)))
 
 
 def free_symbols(piece: Expr | Stmt | Body) -> tuple[Symbol, ...]:
@@ -395,8 +431,12 @@ def buffers_read(piece: Expr | Stmt | Body) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(buffer for stmt in piece for buffer in _read(stmt)))
 
 
-@remembered
 def _loaded(expr: Expr) -> tuple[Buffer, ...]:
+    return () if isinstance(expr, Var | Const) else _loaded_inside(expr)
+
+
+@remembered
+def _loaded_inside(expr: Expr) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(part.buffer for part in walk(expr) if isinstance(part, Load)))
 
 

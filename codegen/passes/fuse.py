@@ -13,7 +13,6 @@ What ``recompute`` put in front of late readers joins nothing further up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 from stagedtensor.codegen import loop_ir as ir
@@ -21,6 +20,7 @@ from stagedtensor.codegen.effects import block_of, kernel_of, loads_of, with_ker
 from stagedtensor.codegen.passes.dependence import conflict, is_contraction, is_elementwise, same_cell
 from stagedtensor.codegen.passes.place import Item, weigh
 from stagedtensor.codegen.passes.simplify import simplify_block
+from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import Rewriter, fresh_copy, substitute
 from stagedtensor.op_table import OPS
 

@@ -13,7 +13,6 @@ under no condition in a loop that runs at least once. Conversions of such a load
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from stagedtensor.codegen.affine import constant
 from stagedtensor.codegen.loop_ir import (
@@ -38,6 +37,7 @@ from stagedtensor.codegen.loop_ir import (
     walk,
     with_children,
 )
+from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import bound_symbols, buffers_written, map_stmts, substitute, symbols_of, walk_stmts
 
 

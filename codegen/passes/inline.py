@@ -12,8 +12,6 @@ which values are virtual.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, is_deep, kernel_of, loads_of, with_kernels
 from stagedtensor.codegen.passes.place import (
@@ -27,6 +25,7 @@ from stagedtensor.codegen.passes.place import (
     substitution,
 )
 from stagedtensor.codegen.passes.simplify import simplify_block
+from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import Rewriter, substitute
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagedtensor.codegen.affine import Affine, constant, flat_index
-from stagedtensor.codegen.loop_ir import Buffer, Expr, For, Let, Load, Proc, Store, Symbol, Var, remembered, walk
+from stagedtensor.codegen.loop_ir import Buffer, Expr, For, Let, Load, Proc, Store, Symbol, Var, walk
+from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.rewrite import expressions, walk_stmts
 
 Ownership = tuple[int, int]

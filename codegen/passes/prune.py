@@ -6,11 +6,10 @@ served them, and without kernels that store nothing. External buffers are live a
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, kernel_of, loads, loads_of, with_kernels
 from stagedtensor.codegen.passes.dependence import covers
+from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.node import Placement
 

@@ -14,12 +14,13 @@ it are pointwise values and products of two activations, never products with wei
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, distinct_names, domain, kernel_of, loads, with_kernels
 from stagedtensor.codegen.passes.dependence import covers, is_contraction, is_elementwise
 from stagedtensor.codegen.passes.place import Item, weigh
+from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import fresh_copy, substitute, symbols_of
 
 LEAST_PEAK = 4 << 20

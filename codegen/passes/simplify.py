@@ -12,7 +12,6 @@ reduction it was (its fma remains); a reduction with no iterator left becomes a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +21,8 @@ from stagedtensor.codegen.effects import map_blocks
 from stagedtensor.codegen.intervals import Interval, interval
 from stagedtensor.codegen.lower_expr import constant
 from stagedtensor.codegen.passes.exact import contains, exact_in
-from stagedtensor.codegen.rewrite import Rewriter, substitute
+from stagedtensor.codegen.pieces import replace
+from stagedtensor.codegen.rewrite import Rewriter, same_where_equal, substitute
 from stagedtensor.op_table import OPS
 from stagedtensor.precision import Prec, bool_, i64, u4x32
 
@@ -67,18 +67,25 @@ class _Simplifier(Rewriter):
 
     def block(self, block: ir.Block) -> ir.Block:
         guard = block.guard
+        if guard is None:
+            return super().block(block)
         rebuilt = super().block(replace(block, guard=None))
-        return replace(rebuilt, guard=None if guard is None else self.index(guard))
+        return replace(rebuilt, guard=self.index(guard))
 
     def store(self, store: ir.Store) -> ir.Store:
         value, flags = self.expr(store.value), (store.buffer.saturate, store.buffer.flush_subnormal)
         if isinstance(value, ir.Cast) and (value.saturate, value.flush) != flags:
             value = ir.Cast(value, value.type, *flags)  # another node's conversion: this store still makes its own
-        return ir.Store(store.buffer, tuple(map(self.index, store.indices)), value)
+        indices = self._indices(store.indices)
+        return store if value is store.value and indices is store.indices else ir.Store(store.buffer, indices, value)
+
+    def _indices(self, indices: tuple[ir.Expr, ...]) -> tuple[ir.Expr, ...]:
+        return same_where_equal(indices, [self.index(item) for item in indices])
 
     def expr(self, expr: ir.Expr) -> ir.Expr:
         if isinstance(expr, ir.Load):
-            return ir.Load(expr.buffer, tuple(map(self.index, expr.indices)))
+            indices = self._indices(expr.indices)
+            return expr if indices is expr.indices else ir.Load(expr.buffer, indices)
         return simplified(super().expr(expr))
 
     def index(self, expr: ir.Expr) -> ir.Expr:
@@ -87,7 +94,8 @@ class _Simplifier(Rewriter):
         if isinstance(expr, ir.Const | ir.Var):
             return expr
         if isinstance(expr, ir.Apply) and expr.op in ("add", "sub", "mul", "floordiv", "mod"):
-            return self._by_range(to_expr(affine(expr)))
+            folded = self._by_range(to_expr(affine(expr)))
+            return expr if folded == expr else folded
         return expr
 
     def _by_range(self, expr: ir.Expr) -> ir.Expr:

@@ -7,7 +7,7 @@ main loop and its tail never bind the same one. Takes no decision.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import (
     Affine,
@@ -34,9 +34,9 @@ from stagedtensor.codegen.loop_ir import (
     Symbol,
     Var,
     children,
-    remembered,
     walk,
 )
+from stagedtensor.codegen.pieces import remembered, replace
 from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.precision import i64
 
