@@ -12,6 +12,7 @@ from dataclasses import replace
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
 from stagedtensor.codegen.emit.helpers import PART_FUNCTION, tile_name, transpose_name
+from stagedtensor.codegen.emit.matrix_helpers import matrix_tile_name
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, pieces
 from stagedtensor.codegen.loop_ir import (
@@ -22,12 +23,14 @@ from stagedtensor.codegen.loop_ir import (
     Block,
     Buffer,
     Call,
+    Cast,
     Comment,
     Declare,
     Expr,
     For,
     If,
     Let,
+    Load,
     Proc,
     Scan,
     Stmt,
@@ -38,15 +41,17 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.prelude.vectors import CELLS
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
 from stagedtensor.codegen.schedule.microkernel import MULTIPLY, MULTIPLY_ADD
 from stagedtensor.codegen.schedule.transpose import TRANSPOSE
 from stagedtensor.errors import InternalError
-from stagedtensor.precision import Prec, i64
+from stagedtensor.precision import Prec, f16, f32, i64
 
 _INDENT = "    "
 _WIDTH = 120
 _SHORT = 16
 """Iterations up to which gcc writes a loop out before its vectoriser sees it, unless told not to."""
+_ONE_HALF = "st_one_f16_to_f32"
 FLAT_GRAIN = 64
 """Elements: a whole number of cache lines in every format."""
 
@@ -82,6 +87,7 @@ class BodyPrinter:
         self.callees = callees
         self._given = frozenset(given)
         self._counted: set[Symbol] = set(counts)
+        self._asked: set[object] = set()
         self._printer = ExpressionPrinter(dialect, names, nonnegative=self.nonnegative)
 
     @property
@@ -125,6 +131,15 @@ class BodyPrinter:
                 alone.append(stmt)
         yield from self._alone(alone, depth)
 
+    def _widened(self, value: Expr) -> str:
+        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything else."""
+        if not (self.vectors and isinstance(value, Cast) and isinstance(value.arg, Load)):
+            return ""
+        if value.type is not f32 or value.arg.type is not f16 or value.flush:
+            return ""
+        self.used.add(_ONE_HALF)
+        return f"{_ONE_HALF}({self._printer.text(value.arg)})"
+
     def _alone(self, body: list[Stmt], depth: int) -> Iterator[str]:
         if body:
             yield f"{_INDENT * depth}if (tid == 0) {{"
@@ -149,7 +164,7 @@ class BodyPrinter:
             case Store(buffer, indices, value):
                 yield from _assignment(pad, self._printer.cell(buffer, indices).code, text(value))
             case Let(symbol, value):
-                shown = text(value)
+                shown = self._widened(value) or text(value)
                 yield from _assignment(pad, f"const {self._type(symbol.type)} {self._give(symbol)}", shown)
                 if symbol.type is i64 and self.nonnegative(value):
                     self._counted.add(symbol)
@@ -171,6 +186,8 @@ class BodyPrinter:
                 yield self._transpose(stmt, pad)
             case Tile(name=name) if name in (MULTIPLY, MULTIPLY_ADD):
                 yield from self._multiply(stmt, pad)
+            case Tile(name=name) if name in MATRIX_TILES:
+                yield self._matrix_multiply(stmt, pad)
             case Tile():
                 yield f"{pad}// {stmt.name}: {stmt.m} x {stmt.n} x {stmt.k}"
                 yield from self._scope_braced(stmt.loops, depth)
@@ -217,6 +234,14 @@ class BodyPrinter:
         yield from (f"{pad}{_INDENT}{part}," for part in terms[:-1])
         yield f"{pad}{_INDENT}{terms[-1]}"
         yield f"{pad});"
+
+    def _matrix_multiply(self, stmt: Tile, pad: str) -> str:
+        sums, rows, first_row, step, panel, first, count = stmt.arguments
+        assert isinstance(sums, Buffer)
+        name = matrix_tile_name(stmt.name, stmt.m)
+        self.used.add(name)
+        operands = f"{self._cell_address(rows, first_row)}, {self._index_text(step)}, {self._cell_address(panel, first)}"
+        return f"{pad}{name}({self.names.of(sums)}, {operands}, {self._index_text(count)});"
 
     def _cell_address(self, buffer: Expr | Buffer, start: Expr | Buffer) -> str:
         assert isinstance(buffer, Buffer)
@@ -270,9 +295,17 @@ class BodyPrinter:
             elif _least(stmt) <= (constant(stmt.iterator.extent) or 0) <= _SHORT:
                 yield "#pragma GCC unroll 1"
         yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
+        asked, self._asked = self._asked, set()
         yield from self._statements(stmt.body, depth + 1)
+        self._asked = asked
         yield f"{pad}}}"
         self.names.pop()
+
+    def _asks(self, line: object) -> bool:
+        """Whether nothing of this loop's body asked beside this line of memory yet; from now on something has."""
+        known = line in self._asked
+        self._asked.add(line)
+        return not known
 
     def _part(self, stmt: For, extent: str, pad: str) -> Generator[str, None, tuple[str, str]]:
         """This thread's part of a parallel loop: where it begins and ends."""
@@ -285,7 +318,7 @@ class BodyPrinter:
     def _vector_loop(self, stmt: For, depth: int) -> Iterator[str]:
         """A loop in steps of one vector, the last under a mask; short loops of lanes are written out."""
         pad, symbol = _INDENT * depth, stmt.iterator.symbol
-        vectors = VectorPrinter(self._printer, symbol, self._give)
+        vectors = VectorPrinter(self._printer, symbol, self._give, self._asks)
         if places := pieces(stmt):
             braced = any(isinstance(part, Let) for part in stmt.body)
             for place, count in places:

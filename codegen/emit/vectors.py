@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from stagedtensor.codegen.affine import affine, constant, flat_index
 from stagedtensor.codegen.emit.c_like import ExpressionPrinter, Level, Text
+from stagedtensor.codegen.emit.digits import digit_in, possible_bits, power_of_two, with_digit
 from stagedtensor.codegen.loop_ir import (
     Apply,
     Buffer,
     Cast,
-    Const,
     Expr,
     Fma,
     For,
@@ -58,6 +58,7 @@ _COSTLY_LANES = ("maximum", "minimum")
 """Compilers let each of a reduction's steps wait for several masks; a vector needs one, which waits for nothing."""
 _MOST_UNROLLED = 4
 _LEAST = 4
+_LINE_BYTES = 64
 _LARGE = 1 << 25
 """Bytes of a result from which it is written past the cache: several times what a core keeps for itself."""
 
@@ -78,32 +79,6 @@ def _is_large(buffer: Buffer) -> bool:
 
 def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol) -> int | None:
     return flat_index(buffer, indices).coefficient(lane)
-
-
-def _power_of_two(expr: Expr) -> int | None:
-    """The exponent of a constant power of 2."""
-    if not isinstance(expr, Const) or int(expr.value) <= 0 or int(expr.value) & (int(expr.value) - 1):
-        return None
-    return int(expr.value).bit_length() - 1
-
-
-def _bits(expr: Expr) -> int:
-    """The bits of a u32 that may be set."""
-    whole = (1 << 32) - 1
-    if isinstance(expr, Cast) and isinstance(expr.arg, Load) and expr.arg.type is u8:
-        return 0xFF
-    if isinstance(expr, Apply) and expr.type is u32:
-        power = _power_of_two(expr.args[1]) if len(expr.args) == 2 else None
-        bits = _bits(expr.args[0])
-        if expr.op == "floordiv" and power is not None:
-            return bits >> power
-        if expr.op == "mod" and power is not None:
-            return bits & ((1 << power) - 1)
-        if expr.op == "mul" and power is not None:
-            return bits << power & whole
-        if expr.op == "add" and not bits & _bits(expr.args[1]):
-            return bits | _bits(expr.args[1])
-    return whole
 
 
 class _Judge:
@@ -202,7 +177,7 @@ class _Judge:
     def _apply(self, expr: Apply) -> bool:
         op, args = expr.op, expr.args
         if op in ("floordiv", "mod"):
-            return expr.type is u32 and _power_of_two(args[1]) is not None and self._value(args[0])
+            return expr.type is u32 and power_of_two(args[1]) is not None and self._value(args[0])
         if op == "where":
             test, *branches = args
             if not self._test(test) or not all(map(self._value, branches)):
@@ -245,11 +220,15 @@ class _Judge:
 
 @dataclass
 class VectorPrinter:
-    """Prints the body of one loop that :func:`in_vectors` accepts. ``give`` names a let."""
+    """Prints the body of one loop that :func:`in_vectors` accepts.
+
+    ``give`` names a let; ``asks`` tells whether a load from a line of memory should also ask for a line to come.
+    """
 
     printer: ExpressionPrinter
     lane: Symbol
     give: Callable[[Symbol], str]
+    asks: Callable[[object], bool]
 
     def __post_init__(self) -> None:
         self._varying: set[Symbol] = {self.lane}
@@ -295,6 +274,12 @@ class VectorPrinter:
         moved = tuple(substitute(part, {self.lane: self._start}) for part in indices)
         return f"&{self.printer.cell(buffer, moved).code}"
 
+    def _line(self, load: Load) -> tuple[object, ...]:
+        """The line of memory in which a vector of bytes begins, as far as the text tells."""
+        moved = tuple(substitute(part, {self.lane: self._start}) for part in load.indices)
+        flat = flat_index(load.buffer, moved)
+        return load.buffer, flat.terms, flat.constant // _LINE_BYTES
+
     def _store(self, stmt: Store) -> str:
         place = self._place(stmt.buffer, stmt.indices)
         verb = "put" if _is_large(stmt.buffer) else "store"
@@ -317,6 +302,8 @@ class VectorPrinter:
         return self._value(expr) if self._varies(expr) else self.printer.expr(expr)
 
     def _value(self, expr: Expr) -> Text:
+        if expr.type is f32 and (digit := digit_in(expr, self._varies)) is not None:
+            return self._among(expr, digit)
         match expr:
             case Var(symbol):
                 return Text(self.printer.names.of(symbol))
@@ -329,10 +316,19 @@ class VectorPrinter:
         assert isinstance(expr, Apply)
         return self._apply(expr)
 
+    def _among(self, expr: Expr, digit: Expr) -> Text:
+        """The values of all digits in one register, of which each iteration takes its own."""
+        places, start = self._value(digit), self._start
+        self._start = index(0)
+        table = self._value(with_digit(expr, digit, Cast(Cast(Var(self.lane), i32), u32)))
+        self._start = start
+        return self._call("among_vf32", table.code, places.code)
+
     def _cast(self, expr: Cast) -> Text:
         arg = expr.arg
         if isinstance(arg, Load) and arg.type in (u8, i8):
-            whole = self._memory("stream", f"{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
+            verb = "stream" if self.asks(self._line(arg)) else "load"
+            whole = self._memory(verb, f"{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
             return self._converted(whole, i32, expr.type)
         if isinstance(arg, Load) and arg.type in (f16, bf16):
             halves = self._memory("load", "vu16", self._place(arg.buffer, arg.indices))
@@ -355,7 +351,7 @@ class VectorPrinter:
         if op == "where":
             return self._where(*args)
         if op in ("floordiv", "mod"):
-            power = _power_of_two(args[1])
+            power = power_of_two(args[1])
             assert power is not None
             sign, by = (">>", str(power)) if op == "floordiv" else ("&", f"{(1 << power) - 1}u")
             return Text(f"({self._value(args[0]).at(Level.PRODUCT)} {sign} {by})")
@@ -375,14 +371,14 @@ class VectorPrinter:
     def _of_bits(self, expr: Apply) -> Text | None:
         """Sums of separate bits as ``|``; a field of bits that is moved up, by one shift."""
         lhs, rhs = expr.args if len(expr.args) == 2 else (expr, expr)
-        if expr.op == "add" and self._varies(lhs) and self._varies(rhs) and not _bits(lhs) & _bits(rhs):
+        if expr.op == "add" and self._varies(lhs) and self._varies(rhs) and not possible_bits(lhs) & possible_bits(rhs):
             return Text(f"({self._value(lhs).at(Level.UNARY)} | {self._value(rhs).at(Level.UNARY)})")
-        up = _power_of_two(rhs) if expr.op == "mul" else None
-        width = _power_of_two(lhs.args[1]) if isinstance(lhs, Apply) and lhs.op == "mod" else None
+        up = power_of_two(rhs) if expr.op == "mul" else None
+        width = power_of_two(lhs.args[1]) if isinstance(lhs, Apply) and lhs.op == "mod" else None
         if up is None or width is None or not isinstance(lhs, Apply):
             return None
         field, down = lhs.args[0], 0
-        if isinstance(field, Apply) and field.op == "floordiv" and (power := _power_of_two(field.args[1])) is not None:
+        if isinstance(field, Apply) and field.op == "floordiv" and (power := power_of_two(field.args[1])) is not None:
             field, down = field.args[0], power
         inner = self._value(field).at(Level.UNARY)
         moved = f"({inner} << {up - down})" if up > down else f"({inner} >> {down - up})" if down > up else inner

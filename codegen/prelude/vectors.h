@@ -57,11 +57,10 @@ ST_FN void st_put_vu16(uint16_t *to, st_vu16 cells) {
 //! st_puts_end
 /* Stores past the cache are seen by other threads from here on. */
 ST_FN void st_puts_end(void) { __builtin_ia32_sfence(); }
-//! st_stream_u8_vi32 | needs st_vectors
-/* Sixteen bytes of a long stream, widened; asks for those to come. */
-ST_FN st_vi32 st_stream_u8_vi32(const uint8_t *from) {
+//! st_load_u8_vi32 | needs st_vectors
+/* Sixteen bytes, widened. */
+ST_FN st_vi32 st_load_u8_vi32(const uint8_t *from) {
     st_vbytes bytes;
-    __builtin_prefetch(from + 2048);
     __builtin_memcpy(&bytes, from, sizeof bytes);
 #if defined(__clang__)
     typedef uint8_t unsigned_bytes __attribute__((vector_size(16)));
@@ -70,11 +69,10 @@ ST_FN st_vi32 st_stream_u8_vi32(const uint8_t *from) {
     return (st_vi32)__builtin_ia32_pmovzxbd512_mask(bytes, (st_vi32){0}, 0xffff);
 #endif
 }
-//! st_stream_i8_vi32 | needs st_vectors
-/* Sixteen signed bytes of a long stream, widened; asks for those to come. */
-ST_FN st_vi32 st_stream_i8_vi32(const int8_t *from) {
+//! st_load_i8_vi32 | needs st_vectors
+/* Sixteen signed bytes, widened. */
+ST_FN st_vi32 st_load_i8_vi32(const int8_t *from) {
     st_vbytes bytes;
-    __builtin_prefetch(from + 2048);
     __builtin_memcpy(&bytes, from, sizeof bytes);
 #if defined(__clang__)
     typedef int8_t signed_bytes __attribute__((vector_size(16)));
@@ -82,6 +80,18 @@ ST_FN st_vi32 st_stream_i8_vi32(const int8_t *from) {
 #else
     return (st_vi32)__builtin_ia32_pmovsxbd512_mask(bytes, (st_vi32){0}, 0xffff);
 #endif
+}
+//! st_stream_u8_vi32 | needs st_load_u8_vi32
+/* The first bytes of a line of a long stream, widened; asks for those to come. */
+ST_FN st_vi32 st_stream_u8_vi32(const uint8_t *from) {
+    __builtin_prefetch(from + 4096);
+    return st_load_u8_vi32(from);
+}
+//! st_stream_i8_vi32 | needs st_load_i8_vi32
+/* As st_stream_u8_vi32. */
+ST_FN st_vi32 st_stream_i8_vi32(const int8_t *from) {
+    __builtin_prefetch(from + 4096);
+    return st_load_i8_vi32(from);
 }
 //! st_first_cells | needs st_vectors
 /* The mask of the first count cells. */
@@ -212,6 +222,24 @@ ST_FN st_vf32 st_relu_vf32(st_vf32 x) { return st_pick_vf32(st_le_vf32(x, (st_vf
 /* Clears the sign bits. */
 ST_FN st_vf32 st_abs_vf32(st_vf32 x) { return (st_vf32)((st_vu32)x & 0x7fffffffu); }
 
+//! st_among_vf32 | needs st_vectors
+/* table[places % 16]: one instruction. */
+ST_FN st_vf32 st_among_vf32(st_vf32 table, st_vu32 places) {
+#if defined(__clang__)
+    return __builtin_ia32_permvarsf512(table, (st_vi32)places);
+#else
+    return __builtin_ia32_permvarsf512_mask(table, (st_vi32)places, (st_vf32){0}, 0xffff);
+#endif
+}
+
+//! st_one_f16_to_f32
+/* Exact, subnormals too: one instruction, which no flush mode touches. */
+ST_FN float st_one_f16_to_f32(uint16_t x) {
+    typedef int16_t eight_halves __attribute__((vector_size(16)));
+    typedef float four_floats __attribute__((vector_size(16)));
+    four_floats wide = __builtin_ia32_vcvtph2ps((eight_halves){(int16_t)x});
+    return wide[0];
+}
 //! st_f16_to_vf32 | needs st_vectors
 /* Exact, subnormals too: one instruction, which no flush mode touches. */
 ST_FN st_vf32 st_f16_to_vf32(st_vu16 x) { return __builtin_ia32_vcvtph2ps512_mask((st_vi16)x, (st_vf32){0}, 0xffff, 4); }
