@@ -208,6 +208,37 @@ def test_a_kernel_that_reads_other_rows_stays_between() -> None:
     np.testing.assert_allclose(run_emulated(apart, arrays)[out], run_reference(apart, arrays)[out], rtol=1e-4, atol=1e-4)
 
 
+def test_what_stands_between_goes_before() -> None:
+    """What makes ``v`` goes before the group; where a sum over rows reads ``s`` too, it is stored, and nothing is spared."""
+    whole, arrays, _ = chain(f32)
+    s, _ = whole.temporaries
+    v = next(item for item in whole.external if item.name == "v")
+    source, total = ir.Buffer("source", f32, v.shape), ir.Buffer("total", f32, (2, s.shape[2]))
+    b, i, j = (axis(name, extent) for name, extent in zip("bij", v.shape, strict=True))
+    made = ir.Block("v", (b, i, j), (store(v, [b, i, j], apply("add", load(source, b, i, j), load(source, b, i, j))),))
+    b, j, k = axis("b", 2), axis("j", s.shape[2]), axis("k", s.shape[1], "reduce")
+    acc = ir.Symbol("acc", f32)
+    item = ir.Accumulator(acc, ZERO, apply("add", ir.Var(acc), load(s, b, k, j)), "add", ZERO)
+    summed = ir.Block("total", (b, j, k), (store(total, [b, j], ir.Var(acc)),), (item,))
+    first, middle, last = (kernel.body[0] for kernel in whole.kernels)
+    assert isinstance(first, ir.Block)
+    assert isinstance(middle, ir.Block)
+    assert isinstance(last, ir.Block)
+    p2 = middle.stores[0].buffer
+    kept = module(first, summed, middle, made, last, temporaries=[p2])
+    values = {**{key: arrays[key] for key in arrays if key in kept.external}, source: random_array(source)}
+    for buffer in kept.external:
+        values.setdefault(buffer, np.zeros(buffer.shape, np.float32))
+    alone = [kernel.proc.name for kernel in emitted(kept).kernels]
+    assert alone == ["s", "total", "p", "v", "out"], "s is a result here, so that nothing would be spared"
+    again = module(first, middle, made, last, temporaries=[s, p2])
+    assert [kernel.proc.name for kernel in emitted(again).kernels] == ["v", "out"]
+    for one in (kept, again):
+        found, expected = run_emulated(one, values), run_reference(one, values)
+        for buffer in one.external:
+            np.testing.assert_allclose(found[buffer], expected[buffer], rtol=1e-4, atol=1e-4)
+
+
 def test_text(golden: Callable[[str], None]) -> None:
     whole, _, _ = chain(f16)
     golden(emit_cuda(schedule_cuda(whole), prelude=False).kernels[0].text)

@@ -61,14 +61,23 @@ def schedule_cuda(
 def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[list[int]]:
     """The places of blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves."""
     run: list[int] = []
-    for place in range(len(blocks) + 1):
-        if place == len(blocks) or place in through.groups:
-            yield from ([run[at] for at in group] for group in groups([blocks[at] for at in run], by_rows))
-            run = []
-        if place in through.groups:
-            yield list(through.groups[place].places)
-        elif place < len(blocks) and place not in through.members:
-            run.append(place)
+    done: set[int] = set()
+    for place in range(len(blocks)):
+        group = through.groups.get(place)
+        if group is None:
+            run += [] if place in done or place in through.members else [place]
+            continue
+        run += [other for other in group.before if other not in done and other not in through.members]
+        done.update(group.before)
+        yield from _by_rows(blocks, run)
+        yield list(group.places)
+        run = []
+    yield from _by_rows(blocks, run)
+
+
+def _by_rows(blocks: Sequence[Block], run: Sequence[int]) -> Iterator[list[int]]:
+    for group in groups([blocks[place] for place in run], by_rows):
+        yield [run[at] for at in group]
 
 
 def _blocks(kernel: Proc) -> Iterator[Block]:

@@ -7,7 +7,7 @@ matrices, such that whatever one of them writes and another touches lies in the 
     p[b, h, q, k] <- exp(scores ...)   ->                            p[q, k] <- exp(slab ...)
     out[b, q, h, v] <- p . v                                         out[b, q, h, v] <- p . v
 
-A member comes forward past kernels that it does not depend on. What nothing else touches exists a tile at a time only.
+What stands between the members goes before them or behind. What nothing else touches exists a tile at a time only.
 Chooses no tile and prints nothing.
 """
 
@@ -55,12 +55,14 @@ class Member:
 class RowGroup:
     """Blocks that run together. ``extents`` are those of the outer axes and, last, the rows.
 
-    ``slabs`` exist within a tile only: for each, at which of its axes the outer iterators and the rows stand.
+    ``slabs`` exist within a tile only: for each, at which of its axes the outer iterators and the rows stand. ``before`` are
+    the places of blocks from between the members that must come before all of them.
     """
 
     members: tuple[Member, ...]
     extents: tuple[int, ...]
     slabs: dict[Buffer, tuple[int, ...]]
+    before: tuple[int, ...]
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -78,13 +80,14 @@ def row_groups(
     for start, block in enumerate(blocks):
         if start in taken or not (symbols := _begins(block, temporaries)):
             continue
-        members, axes = _gathered(start, symbols, blocks, effects, taken)
-        group = _finished(members, axes, blocks, temporaries)
+        gathered = _gathered(start, symbols, blocks, effects, taken)
+        group = _finished(gathered, blocks, temporaries)
         while group is not None and not fits(group):
-            group = _finished(members[: len(group.members) - 1], axes, blocks, temporaries)
+            gathered.members = gathered.members[: len(group.members) - 1]
+            group = _finished(gathered, blocks, temporaries)
         if group is not None:
             found.append(group)
-            taken.update(group.places)
+            taken.update(group.places, group.before)
     return found
 
 
@@ -129,50 +132,56 @@ def _product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
     return given if varies else None
 
 
+@dataclass
+class _Gathered:
+    """What may run together: for what it writes, at which axes the outer iterators and the row stand; what goes before it."""
+
+    members: list[Member]
+    axes: dict[Buffer, tuple[int, ...]]
+    before: list[int]
+
+
 def _gathered(
     start: int,
     symbols: tuple[Symbol, ...],
     blocks: Sequence[Block],
     effects: Sequence[Effects],
     taken: Collection[int],
-) -> tuple[list[Member], dict[Buffer, tuple[int, ...]]]:
-    """What may run with the block at ``start``, and for what it writes, at which axes the outer iterators and the row stand."""
+) -> _Gathered:
+    """What may run with the block at ``start``."""
     first = Member(start, blocks[start], symbols, _product(blocks[start], symbols))
     bounds = {item.symbol: item.bound for item in first.block.iterators}
     extents = tuple(bounds[symbol] for symbol in symbols)
-    members, passed = [first], list[int]()
-    axes = dict(_written_axes(first) or ())
+    found, behind = _Gathered([first], dict(_written_axes(first) or ()), []), list[int]()
     for place in range(start + 1, min(len(blocks), start + _LOOK_AHEAD)):
-        member = None if place in taken else _member(place, blocks[place], axes, extents)
+        member = None if place in taken else _member(place, blocks[place], found.axes, extents)
         new = None if member is None else _written_axes(member)
-        waits = any(conflict(effects[other], effects[place]) for other in passed)
-        if member is None or new is None or waits or not _divided([*members, member], {**axes, **new}):
-            passed.append(place)
-            continue
-        members.append(member)
-        axes.update(new)
-    return members, axes
+        waits = any(conflict(effects[other], effects[place]) for other in behind)
+        if member and new and not waits and _divided([*found.members, member], {**found.axes, **new}):
+            found.members.append(member)
+            found.axes.update(new)
+        elif waits or any(conflict(effects[other.place], effects[place]) for other in found.members):
+            behind.append(place)
+        else:
+            found.before.append(place)
+    return found
 
 
-def _finished(
-    members: Sequence[Member],
-    axes: dict[Buffer, tuple[int, ...]],
-    blocks: Sequence[Block],
-    temporaries: Collection[Buffer],
-) -> RowGroup | None:
+def _finished(gathered: _Gathered, blocks: Sequence[Block], temporaries: Collection[Buffer]) -> RowGroup | None:
     """The group up to its last product, if it spares the matrix that the first one makes."""
-    products = [place for place, member in enumerate(members) if member.product is not None]
+    products = [place for place, member in enumerate(gathered.members) if member.product is not None]
     if len(products) < 2:
         return None
-    members = members[: products[-1] + 1]
+    members = gathered.members[: products[-1] + 1]
     places = {member.place for member in members}
     outside = {buffer for place, block in enumerate(blocks) if place not in places for buffer, _ in accesses(block)}
     written = dict.fromkeys(store.buffer for member in members for store in member.block.stores)
-    slabs = {buffer: axes[buffer] for buffer in written if buffer in temporaries and buffer not in outside}
+    slabs = {buffer: gathered.axes[buffer] for buffer in written if buffer in temporaries and buffer not in outside}
     first = members[0]
     bounds = {item.symbol: item.bound for item in first.block.iterators}
     extents = tuple(bounds[symbol] for symbol in first.symbols)
-    return RowGroup(tuple(members), extents, slabs) if first.block.stores[0].buffer in slabs else None
+    before = tuple(place for place in gathered.before if place < members[-1].place)
+    return RowGroup(tuple(members), extents, slabs, before) if first.block.stores[0].buffer in slabs else None
 
 
 def _member(place: int, block: Block, axes: dict[Buffer, tuple[int, ...]], extents: tuple[int, ...]) -> Member | None:
