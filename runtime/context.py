@@ -20,6 +20,7 @@ from stagedtensor.program import Comp, as_computation, shapes_and_precisions, so
 from stagedtensor.runtime import id_checks, linking
 from stagedtensor.runtime.device import Array, Device, MemoryLine, Tuned
 from stagedtensor.runtime.devices import open_device
+from stagedtensor.runtime.garbage import search_paused
 from stagedtensor.runtime.reports import MemoryReport, Stats
 from stagedtensor.runtime.routine import Routine
 from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store, describe
@@ -134,7 +135,8 @@ class Context:
                 return known
             started = time.perf_counter()
             called = name or computation.name
-            routine = self._build(computation, called, chosen, kept, debug=debug, fusion=fusion, seconds=seconds)
+            with search_paused():
+                routine = self._build(computation, called, chosen, kept, debug=debug, fusion=fusion, seconds=seconds)
             routine.compile_seconds = time.perf_counter() - started
             self._routines[key] = routine
             return routine

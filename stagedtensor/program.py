@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
 
@@ -22,7 +23,7 @@ from .precision_rules import BARRIER
 from .precision_solver import PrecisionSolution, settle, solve_precisions
 from .shapes.graph import owner_of_shape
 from .shapes.index import Projected
-from .shapes.projections import project
+from .shapes.projected import Projections
 from .shapes.solution import ShapeSolution
 from .shapes.solver import solve_shapes
 from .source import user_source
@@ -244,7 +245,6 @@ class Solved:
     keep: frozenset[Node]
     shapes: ShapeSolution
     precisions: PrecisionSolution
-    _parts: dict[Statement, tuple[Projected, ...]] = field(default_factory=dict)
 
     def shape(self, node: Node) -> Shape:
         """Return the shape of a node."""
@@ -264,10 +264,11 @@ class Solved:
 
     def projected(self, statement: Statement) -> tuple[Projected, ...]:
         """Return the statement over iterators: one part, or one per block of a concatenation, and fills."""
-        parts = self._parts.get(statement)
-        if parts is None:
-            parts = self._parts[statement] = project(statement, self.shapes)
-        return parts
+        return self._projections.of(statement)
+
+    @cached_property
+    def _projections(self) -> Projections:
+        return Projections(self.shapes)
 
     def settle(self, routine: str | None = None) -> None:
         """Freeze shapes and precisions of the nodes on behalf of a routine that compiled; settled ones stay."""

@@ -7,18 +7,20 @@ thread of the pool runs. The text depends on module and target alone. Chooses no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from stagedtensor.codegen.emit.barriers import barriers_before, is_parallel
 from stagedtensor.codegen.emit.body import BodyPrinter
 from stagedtensor.codegen.emit.c_like import CDialect
+from stagedtensor.codegen.emit.form import form_of
 from stagedtensor.codegen.emit.helpers import helpers_among
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.scratch import bytes_of_a_thread, scratch_of
 from stagedtensor.codegen.emit.share import Shared
 from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
 from stagedtensor.codegen.passes.plan_memory import ALIGNMENT, MemoryPlan, plan_memory
+from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
 from stagedtensor.codegen.prelude.vectors import (
     FEATURE as VECTOR_FEATURE,
@@ -147,19 +149,26 @@ class _Functions:
         self._file_names = file_names
         self._plan = plan
         self._shared = Shared()
+        self._forms: dict[Hashable, str] = {}
 
     def print(self, proc: Proc) -> str:
         """Return the name of the proc's function, printing it if it is the first of its kind."""
         if proc in self.names:
             return self.names[proc]
+        form = form_of(proc, cells_in_common(self._plan, proc, used_buffers(proc)), self.names)
+        known = self._forms.get(form)
+        if known is not None:
+            self.names[proc] = known
+            return known
         name = self._file_names.give(proc, proc.name)
         text, used, given = _function(proc, name, self._plan, self.names, vectors=self._vectors)
         first = self._shared.find(text, name, given)
         if first is not None:
             self._file_names.take_back(proc)
-            self.names[proc] = first
+            self.names[proc] = self._forms[form] = first
             return first
         self.names[proc], self.texts[name] = name, text
+        self._forms[form] = name
         self.used |= used
         return name
 
@@ -182,6 +191,7 @@ def _callees(proc: Proc) -> Iterator[Proc]:
 # -- functions ----------------------------------------------------------------------------------------------------
 
 
+@remembered
 def used_buffers(proc: Proc) -> tuple[Buffer, ...]:
     """Return the buffers of a proc that its caller provides, in order of appearance: what is read, then written."""
     own = {stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc)}
@@ -189,12 +199,14 @@ def used_buffers(proc: Proc) -> tuple[Buffer, ...]:
     return tuple(buffer for buffer in touched if buffer not in own)
 
 
+@remembered
 def used_scalars(proc: Proc) -> tuple[Symbol, ...]:
     """Return the scalar parameters that a proc reads, in the order of its declaration."""
     read = {symbol for stmt in walk_stmts(proc.body) for expr in expressions(stmt) for symbol in symbols_of(expr)}
     return tuple(symbol for symbol in proc.scalars if symbol in read)
 
 
+@remembered
 def _has_barrier(proc: Proc) -> bool:
     return any(isinstance(stmt, Barrier) for stmt in walk_stmts(proc.body))
 
