@@ -18,10 +18,11 @@ from stagedtensor.codegen.emit.helpers import helpers_among
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.scratch import bytes_of_a_thread, scratch_of
 from stagedtensor.codegen.emit.share import Shared
-from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol
+from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, Origin, Proc, Symbol, Tile
 from stagedtensor.codegen.passes.plan_memory import ALIGNMENT, MemoryPlan, plan_memory
 from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
+from stagedtensor.codegen.prelude.tiles import BEGIN, END, needs_of_tiles, tile_functions, tile_names
 from stagedtensor.codegen.prelude.vectors import (
     FEATURE as VECTOR_FEATURE,
     PUTS,
@@ -31,6 +32,7 @@ from stagedtensor.codegen.prelude.vectors import (
 )
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, expressions, symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.machine import TargetInfo
+from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
 from stagedtensor.errors import InternalError
 
 _LINE = 110
@@ -107,8 +109,9 @@ def emit_module(
     if prelude:
         helpers = helpers_among(used)
         prelude_names = used.union(*(helper.needs for helper in helpers)) - {helper.name for helper in helpers}
-        head = _head(prelude_names - vector_names(), target, header, needs_barrier)
-        vectors = vector_functions(used & vector_names())
+        prelude_names |= needs_of_tiles(prelude_names)
+        head = _head(prelude_names - vector_names() - tile_names(), target, header, needs_barrier)
+        vectors = vector_functions(used & vector_names()) + tile_functions(prelude_names & tile_names())
         head += f"\n{vectors.rstrip()}\n" if vectors else ""
         head += "".join(f"\n{helper.text}" for helper in helpers)
         head += "\n" + _KERNEL_MACRO
@@ -260,6 +263,9 @@ def _function(
     if PUTS & printer.used:
         printer.used.add(PUTS_END)
         body += f"    {PUTS_END}();\n"
+    if any(isinstance(stmt, Tile) and stmt.name in MATRIX_TILES for stmt in walk_stmts(proc.body)):
+        printer.used.update((BEGIN, END))
+        body = f"    {BEGIN}();\n{body}    {END}();\n"
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
     text = f"{heading}{signature_text(f'{KERNEL} {name}', parameters)} {{\n{body}}}\n"
     return text, printer.used, names.given

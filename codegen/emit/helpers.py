@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from stagedtensor.codegen.emit.matrix_helpers import MATRIX_FUNCTIONS
+
 
 @dataclass(frozen=True)
 class Helper:
@@ -139,6 +141,8 @@ def helpers_among(names: Iterable[str]) -> tuple[Helper, ...]:
         match = _TILE_NAME.fullmatch(name)
         if name in _FIXED:
             found.append(_FIXED[name])
+        elif name in MATRIX_FUNCTIONS:
+            found.append(Helper(name, *MATRIX_FUNCTIONS[name]))
         elif match is not None:
             kind, prec, rows, columns, loops = match.groups()
             found.append(_tile(name, kind, prec, int(rows), int(columns), int(loops or 1)))

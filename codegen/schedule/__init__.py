@@ -13,11 +13,13 @@ from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
 from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
-from stagedtensor.codegen.schedule.analysis import prune, without_trivial_loops
+from stagedtensor.codegen.schedule.analysis import contraction, prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.congruent import solve_congruences
 from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
+from stagedtensor.codegen.schedule.matrix_tile import multiplies_bf16
+from stagedtensor.codegen.schedule.nest import collapse
 from stagedtensor.codegen.schedule.slab import Group, grouped, slabs_of
 from stagedtensor.codegen.schedule.together import together
 from stagedtensor.codegen.schedule.twins import narrow_in_place
@@ -25,6 +27,9 @@ from stagedtensor.codegen.schedule.widened import WideCopies
 from stagedtensor.numerics import Numerics
 
 __all__ = ["TargetInfo", "schedule"]
+
+_MOST_STORED_CELLS = 1 << 25
+"""Cells of the matrices of a group up to which they are stored where that lets matrix tiles multiply them."""
 
 
 def schedule(
@@ -35,7 +40,8 @@ def schedule(
     ``numerics`` is settled already in the types of accumulators and casts; schedules choose none of it. ``slabs`` lets
     kernels run together where that spares large intermediates, unless ``choices`` say otherwise.
     """
-    constants, slabs = machine(target, choices), slabs and choices.slabs
+    constants = machine(target, choices)
+    slabs = slabs and (choices.slabs or constants.matrix_tiles)  # there, slabs are sums in another order
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
@@ -43,7 +49,7 @@ def schedule(
     copies = WideCopies()
     for part in parts:
         if isinstance(part, Group):
-            whole = together(part, constants)
+            whole = together(part, replace(constants, matrix_tiles=False))  # slabs are f32
             if whole is not None:
                 kernels.append(whole)
                 local.update(part.slabs)
@@ -62,9 +68,27 @@ def schedule(
 
 def _parts(module: Module, constants: Machine, slabs: bool) -> tuple[Module, tuple[Proc | Group, ...]]:
     """Hold narrow values wide that stay in the cache, and gather what runs together."""
-    parts = grouped(module) if slabs else module.kernels
+    parts = _gathered(module, constants) if slabs else module.kernels
     held = hold_wide(module, constants, slabs_of(parts))
-    return held, parts if held is module else grouped(held) if slabs else held.kernels
+    return held, parts if held is module else _gathered(held, constants) if slabs else held.kernels
+
+
+def _gathered(module: Module, constants: Machine) -> tuple[Proc | Group, ...]:
+    """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless it is large."""
+    parts: list[Proc | Group] = []
+    for part in grouped(module):
+        if isinstance(part, Group) and constants.matrix_tiles and _for_matrix_tiles(part):
+            parts += part.kernels
+        else:
+            parts.append(part)
+    return tuple(parts)
+
+
+def _for_matrix_tiles(group: Group) -> bool:
+    if sum(slab.size for slab in group.slabs) > _MOST_STORED_CELLS:
+        return False
+    found = [contraction(collapse(block)) for block in group.blocks if block.accumulators and not block.scatter]
+    return any(item is not None and multiplies_bf16(item) for item in found)
 
 
 def _scheduled(kernel: Proc, constants: Machine, copies: WideCopies) -> list[tuple[Proc, tuple[Buffer, ...]]]:

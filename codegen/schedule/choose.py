@@ -12,17 +12,15 @@ from stagedtensor.codegen.affine import constant, flat_index
 from stagedtensor.codegen.loop_ir import (
     Block,
     BlockIterator,
-    Buffer,
     Cost,
     Expr,
-    For,
     Load,
     Stmt,
     Var,
     children,
     with_children,
 )
-from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
+from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.codegen.schedule.analysis import (
     Contraction,
     contraction,
@@ -36,7 +34,9 @@ from stagedtensor.codegen.schedule.columns import TileShape, blocked_columns, co
 from stagedtensor.codegen.schedule.elementwise import elementwise
 from stagedtensor.codegen.schedule.encoded import encoded_contraction, encoded_elementwise, encoded_in
 from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.matrix_tile import matrix_nests, multiplies_bf16
 from stagedtensor.codegen.schedule.nest import collapse, expressions, inline_lets, loads_in
+from stagedtensor.codegen.schedule.nests import Nest, one_launch
 from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes, relaid
 from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
@@ -60,49 +60,35 @@ _LANES_THAT_REPAY = 1.15
 _WIDE_TILES = 0.95  # measured: rows of more than four vectors must waste less to be as fast
 
 
-@dataclass(frozen=True)
-class Nest:
-    """One launch: its name's ending, statements, the choice in words, cost, and scratch it introduces."""
-
-    suffix: str
-    body: tuple[Stmt, ...]
-    path: str
-    cost: Cost
-    scratch: tuple[Buffer, ...] = ()
-
-
 def plan_block(block: Block, machine: Machine, copies: WideCopies | None = None) -> tuple[Nest, ...]:
     """Return the nests that compute ``block``; ``copies`` are those that earlier kernels made, and get what it adds."""
     block = without_single_lets(block)
     cost = cost_of(block)
     parallel = cost.flops > machine.serial_flops or cost.nbytes > machine.serial_bytes
     if block.scatter:
-        return (_nest(*scatter(block, parallel=parallel), cost, parallel),)
+        return (one_launch(*scatter(block, parallel=parallel), cost, parallel),)
     if not block.accumulators:
         decoding = (
             encoded_elementwise(block, parallel=parallel) if encoded_in(*expressions(block)) is not None else None
         )
-        return (_nest(*(decoding or elementwise(block, parallel=parallel)), cost, parallel),)
+        return (one_launch(*(decoding or elementwise(block, parallel=parallel)), cost, parallel),)
     if encoded_in(*expressions(block)) is not None:
         planned = encoded_contraction(block, machine.reduction_lanes(f32), parallel=parallel)
-        return (_nest(*(planned or serial(block, parallel=parallel)), cost, parallel),)
+        return (one_launch(*(planned or serial(block, parallel=parallel)), cost, parallel),)
     found = contraction(collapse(block))
     if found is not None:
+        why_not = ""
+        if machine.matrix_tiles and multiplies_bf16(found):
+            on_tiles = matrix_nests(found, machine, cost, _MOST_SCRATCH, parallel=parallel)
+            if not isinstance(on_tiles, str):
+                return on_tiles
+            why_not = f", no matrix tiles: {on_tiles}"
         tiled = _contraction(found, machine, cost, parallel, copies or WideCopies())
+        if tiled is not None and why_not:
+            tiled = (*tiled[:-1], replace(tiled[-1], path=tiled[-1].path + why_not))
         if tiled is not None:
             return tiled
     return _reduction(block, machine, cost, parallel)
-
-
-def _nest(
-    body: tuple[Stmt, ...], path: str, cost: Cost, parallel: bool, suffix: str = "", scratch: tuple[Buffer, ...] = ()
-) -> Nest:
-    where = "static partition over threads" if parallel and _has_parallel(body) else "one thread"
-    return Nest(suffix, body, f"{path}, {where}", cost, scratch)
-
-
-def _has_parallel(body: tuple[Stmt, ...]) -> bool:
-    return any(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in walk_stmts(body))
 
 
 # -- contractions -------------------------------------------------------------------------------------------------
@@ -267,10 +253,10 @@ def _contraction(
         blocked = blocked_columns(block, vector, row, shape, steps, parallel=parallel)
         if blocked is not None:
             body, path, sums = blocked
-            return (*nests, _nest(body, _note(path, packs), cost, parallel, scratch=(sums,)))
+            return (*nests, one_launch(body, _note(path, packs), cost, parallel, scratch=(sums,)))
     across = points(block.reduce) * width * prec.bytes <= machine.cache_bytes
     body, path = columns(block, vector, row, shape, parallel=parallel, rows_outside=across)
-    return (*nests, _nest(body, _note(path, packs), cost, parallel))
+    return (*nests, one_launch(body, _note(path, packs), cost, parallel))
 
 
 def _note(path: str, packs: int) -> str:
@@ -351,7 +337,7 @@ def _widened(operand: Expr, copies: WideCopies, machine: Machine) -> tuple[Load,
     cost = cost_of(filling)
     body, _ = elementwise(filling, parallel=cost.nbytes > machine.serial_bytes)
     suffix = f"_{wide.buffer.name}"
-    return wide, [_nest(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
+    return wide, [one_launch(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
 
 
 def _packed(block: Block, operand: Expr, tiled: BlockIterator, size: int) -> Packed | None:
@@ -371,7 +357,7 @@ def _pack_nest(packed: Packed, machine: Machine) -> Nest:
     else:
         (body, _), how = elementwise(packed.block, parallel=parallel, keep_nest=True), ""
     suffix = f"_{packed.buffer.name}"
-    return _nest(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
+    return one_launch(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
 
 
 def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int) -> bool:
@@ -455,11 +441,11 @@ def _reduction(block: Block, machine: Machine, cost: Cost, parallel: bool) -> tu
         merge = cost_of(halves.merge)
         second = _single(halves.merge, machine, lanes, False)
         return (
-            _nest(body, f"{path}, {halves.parts} parts", partial, True, "_parts", halves.scratch),
-            _nest(second[0], f"merges {halves.parts} parts in order", merge, False),
+            one_launch(body, f"{path}, {halves.parts} parts", partial, True, "_parts", halves.scratch),
+            one_launch(second[0], f"merges {halves.parts} parts in order", merge, False),
         )
     body, path = _single(block, machine, lanes, parallel)
-    return (_nest(body, path, cost, parallel),)
+    return (one_launch(body, path, cost, parallel),)
 
 
 def _single(block: Block, machine: Machine, lanes: int, parallel: bool) -> tuple[tuple[Stmt, ...], str]:

@@ -43,7 +43,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.rewrite import substitute, symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.guards import conjunction, conjuncts
-from stagedtensor.codegen.schedule.microkernel import Accumulation, multiply_add
+from stagedtensor.codegen.schedule.microkernel import Accumulation, MicroKernel, multiply_add
 from stagedtensor.codegen.schedule.nest import (
     Point,
     index_symbol,
@@ -119,13 +119,17 @@ def columns(
     *,
     parallel: bool,
     rows_outside: bool = False,
+    kernel: MicroKernel = multiply_add,
 ) -> tuple[tuple[Stmt, ...], str]:
-    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of rows."""
+    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of rows.
+
+    ``kernel`` turns the loops of one tile into a call where it can.
+    """
     column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
     row_axis = None if row is None else _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
     extents = (shape.columns,) if row_axis is None else (shape.rows, shape.columns)
     states = {item.symbol: Buffer(item.symbol.hint, item.symbol.type, extents, "register") for item in block.accumulators}
-    tile = _Tile(block, vector, row, column_axis, row_axis, states)
+    tile = _Tile(block, vector, row, column_axis, row_axis, states, kernel=kernel)
     body: list[Stmt] = [Alloc(buffer) for buffer in states.values()]
     starts = _starts(row_axis, column_axis)
     body = [*starts.lets, *body, *tile.sums(starts), *tile.finalise(starts)]
@@ -228,6 +232,7 @@ class _Tile:
     states: Mapping[Symbol, Buffer]
     place: tuple[Expr, ...] = ()
     """Where the tile lies in ``states``, where these hold all tiles."""
+    kernel: MicroKernel = multiply_add
 
     def _mapping(self, starts: _Starts, row: Expr, column: Expr, *, states: bool) -> dict[Symbol, Expr]:
         mapping: dict[Symbol, Expr] = {self.vector.symbol: add(starts.column, column)}
@@ -287,7 +292,7 @@ class _Tile:
             (item,), (state,) = self.block.accumulators, self.states.values()
             update = substitute(item.update, work.mapping)
             step = Accumulation(state, self.place, update, row, column, self.block.reduce, tile_guard, body)
-            called = multiply_add(step, self._bounds(row, column), fill, item.init if fresh else None)
+            called = self.kernel(step, self._bounds(row, column), fill, item.init if fresh else None)
             if called is not None:
                 return called
         if tile_guard is not None:

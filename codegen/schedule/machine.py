@@ -6,7 +6,7 @@ probed, so that generated source is reproducible. Knows nothing of blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stagedtensor.codegen.choices import DEFAULT, Choices
@@ -39,7 +39,7 @@ class Machine:
     ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
     small part of a core's cache; operands of contractions of up to ``most_passing_cells`` where they soon are gone. An operand of
     up to ``cache_bytes`` bytes stays in a core's own cache while others pass by. ``panels``, ``tile_vectors`` and ``tile_rows`` are
-    what :class:`~stagedtensor.codegen.choices.Choices` says.
+    what :class:`~stagedtensor.codegen.choices.Choices` says. ``matrix_tiles``: products of bf16 matrices have instructions of their own.
     """
 
     vector_bytes: int
@@ -56,6 +56,7 @@ class Machine:
     panels: bool = DEFAULT.panels
     tile_vectors: int = DEFAULT.tile_vectors
     tile_rows: int = DEFAULT.tile_rows
+    matrix_tiles: bool = False
 
     def lanes(self, prec: Prec) -> int:
         """Return how many values of ``prec`` one register holds."""
@@ -66,12 +67,13 @@ class Machine:
         return 2 * self.lanes(prec)
 
 
+_MATRIX_TILES = "amx_bf16"
 _MANY_REGISTERS = ("avx512", "avx512+amx", "aarch64")
 
 
 def machine(target: TargetInfo, choices: Choices = DEFAULT) -> Machine:
     """Return the constants of ``target``, and of ``choices`` what schedules read."""
-    return Machine(
+    plain = Machine(
         target.vector_bytes,
         32 if target.name in _MANY_REGISTERS else 16,
         cache_bytes=choices.cache_bytes,
@@ -79,3 +81,6 @@ def machine(target: TargetInfo, choices: Choices = DEFAULT) -> Machine:
         tile_vectors=choices.tile_vectors,
         tile_rows=choices.tile_rows,
     )
+    if _MATRIX_TILES not in target.features:
+        return plain
+    return replace(plain, matrix_tiles=True, most_held_cells=0, most_passing_cells=0)  # tiles read bf16 as it is

@@ -9,8 +9,9 @@ loop, the function runs over what is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from stagedtensor.codegen.affine import add, affine, constant, flat_index, maximum, minimum, multiply, subtract, to_expr
 from stagedtensor.codegen.loop_ir import (
@@ -61,6 +62,12 @@ class Accumulation:
     guard: Expr | None
     step: tuple[Stmt, ...]
     """The loops of one step over rows and columns, without the guard."""
+
+
+MicroKernel: TypeAlias = Callable[
+    [Accumulation, Mapping[Symbol, int], Sequence[Stmt], Expr | None], tuple[Stmt, ...] | None
+]
+"""A function like :func:`multiply_add`."""
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,11 @@ from stagedtensor.codegen.rewrite import (
     walk_stmts,
 )
 from stagedtensor.codegen.schedule.analysis import cost_of, points, prune, without_trivial_loops
-from stagedtensor.codegen.schedule.choose import Nest, plan_block
+from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import fresh, index_symbol, loop, rename
 from stagedtensor.codegen.schedule.slab import Group
+from stagedtensor.codegen.schedule.nests import Nest
 from stagedtensor.codegen.schedule.widened import narrow_load, with_cell
 from stagedtensor.precision import Prec, f32
 

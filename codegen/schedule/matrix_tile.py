@@ -1,0 +1,335 @@
+"""Contractions of bf16 operands for processors with matrix tiles: copies of operands, and the tile's inner loops as one call.
+
+In: a contraction with f32 sums. Out: a :class:`MatrixPlan`: the copies to be made first and the block that reads them, or the
+reason why the contraction is computed with widened operands. The order of sums on these units, for every cell: terms in blocks
+of 32; in each block the sum of the even terms and that of the odd ones, from 0, by fused multiply-adds; the two added, then
+added to what the cell has so far. All of it is f32, where results and operands below 2^-126 count as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+from stagedtensor.codegen.affine import add, as_index, constant, flat_index, minimum, multiply, to_expr
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Apply,
+    Block,
+    BlockIterator,
+    Buffer,
+    Cast,
+    Const,
+    Cost,
+    Expr,
+    Fma,
+    If,
+    Layout,
+    Load,
+    Reorder,
+    Split,
+    Stmt,
+    Store,
+    Symbol,
+    Tile,
+    Var,
+    index,
+)
+from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.schedule.analysis import Contraction, cost_of, depends, stride
+from stagedtensor.codegen.schedule.columns import TileShape, columns
+from stagedtensor.codegen.schedule.elementwise import elementwise
+from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.microkernel import Accumulation
+from stagedtensor.codegen.schedule.nest import index_symbol, loads_in, loop, nest
+from stagedtensor.codegen.schedule.nests import Nest, one_launch
+from stagedtensor.precision import bf16, f32, i64
+
+MATRIX_MULTIPLY = "matrix_multiply"
+"""Name of the tile whose sums start from 0."""
+MATRIX_MULTIPLY_ADD = "matrix_multiply_add"
+"""Name of the tile whose sums go on from what they are.
+
+``arguments`` of both: sums; row operand, its first cell, its step from row to row; panel, its first cell; number of terms.
+"""
+
+_Body: TypeAlias = Callable[[tuple[Expr, ...]], tuple[Stmt, ...]]
+
+MATRIX_TILES = (MATRIX_MULTIPLY, MATRIX_MULTIPLY_ADD)
+
+TERMS = 32
+"""Terms of a block: one row of a matrix tile of bf16."""
+SIDE = 16
+"""Rows of a matrix tile, and columns of one of f32."""
+COLUMNS = 2 * SIDE
+"""Columns of a panel: two matrix tiles side by side."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """An operand's copy: the buffer, and the block that fills it."""
+
+    buffer: Buffer
+    block: Block
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """The block with its operands where tiles read them, its iterators of rows and columns, and the copies it reads."""
+
+    block: Block
+    row: BlockIterator
+    column: BlockIterator
+    shape: TileShape
+    copies: tuple[Copied, ...]
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """``rows`` and ``columns`` are the operands in bf16, before they are widened."""
+
+    row: BlockIterator
+    column: BlockIterator
+    rows: Expr
+    columns: Expr
+
+
+def matrix_nests(
+    found: Contraction, machine: Machine, cost: Cost, most_scratch: int, *, parallel: bool
+) -> tuple[Nest, ...] | str:
+    """Return the launches of ``found`` on matrix tiles, or why it has none."""
+    plan = matrix_plan(found, most_scratch)
+    if isinstance(plan, str):
+        return plan
+    nests: list[Nest] = []
+    for copy in plan.copies:
+        spent = cost_of(copy.block)
+        threads = spent.nbytes > machine.serial_bytes
+        filling, _ = elementwise(copy.block, parallel=threads, keep_nest=True)
+        suffix = f"_{copy.buffer.name}"
+        nests.append(one_launch(filling, "copies an operand for matrix tiles", spent, threads, suffix, (copy.buffer,)))
+    body, _ = columns(plan.block, plan.column, plan.row, plan.shape, parallel=parallel, kernel=matrix_multiply)
+    size = f"{plan.shape.rows}x{plan.shape.columns}"
+    copied = f"{len(plan.copies)} copied operand{'s' if len(plan.copies) > 1 else ''}"
+    path = f"contraction, bf16 matrix tiles {size}, blocks of {TERMS} terms in order, {copied}"
+    return (*nests, one_launch(body, path, cost, parallel))
+
+
+def multiplies_bf16(found: Contraction) -> bool:
+    """Tell whether both operands are bf16 numbers and the sums f32."""
+    (item,) = found.block.accumulators
+    fused = isinstance(item.update, Fma) and item.update.c == Var(item.symbol)
+    return fused and item.symbol.type is f32 and all(_narrow(side) is not None for side in (found.lhs, found.rhs))
+
+
+def _narrow(operand: Expr) -> Expr | None:
+    """The bf16 expression that ``operand`` widens."""
+    if isinstance(operand, Cast) and operand.type is f32 and operand.arg.type is bf16 and not (operand.saturate or operand.flush):
+        return operand.arg
+    return None
+
+
+def matrix_plan(found: Contraction, most_scratch: int) -> MatrixPlan | str:
+    """Return how ``found`` runs on matrix tiles, or in a few words why it does not."""
+    if not multiplies_bf16(found):
+        return "not both operands are bf16"
+    block, terms = found.block, found.block.reduce[-1]
+    if block.guard is not None or any(constant(one.extent) is None for one in block.iterators):
+        return "its loops have no fixed bounds"
+    if terms.bound < TERMS:
+        return f"fewer than {TERMS} terms in a row"
+    roles = _roles(found)
+    if roles is None:
+        return f"fewer than {SIDE} rows or columns"
+    copies = [_panels(block, roles, terms)]
+    panels = _reading(block, copies[0].buffer, roles.columns, (terms, roles.column))
+    rows = roles.rows
+    if not _lies_in_rows(roles, terms):
+        copies.append(_rows(block, roles, terms))
+        rows = _reading(block, copies[1].buffer, roles.rows, (roles.row, terms))
+    if any(copy.buffer.nbytes > most_scratch for copy in copies):
+        return "operands too large to be copied"
+    (item,) = block.accumulators
+    update = Fma(Cast(rows, f32), Cast(panels, f32), Var(item.symbol))
+    height = 2 * SIDE if roles.row.bound >= 2 * SIDE else SIDE
+    planned = replace(block, accumulators=(replace(item, update=update),))
+    shape = TileShape(height, COLUMNS, padded_columns=True)
+    return MatrixPlan(planned, roles.row, roles.column, shape, tuple(copies))
+
+
+def _roles(found: Contraction) -> _Roles | None:
+    """Columns lie along the results' memory where they can, so that these are stored in whole vectors."""
+    block = found.block
+    sides = [(found.lhs, found.rhs), (found.rhs, found.lhs)]
+    best: tuple[tuple[bool, int, int], _Roles] | None = None
+    for along_rows, along_columns in sides:
+        narrow_rows, narrow_columns = _narrow(along_rows), _narrow(along_columns)
+        if narrow_rows is None or narrow_columns is None or not loads_in(narrow_rows) or not loads_in(narrow_columns):
+            continue
+        own_rows = [item for item in block.data if depends(narrow_rows, item) and not depends(narrow_columns, item)]
+        for column in block.data:
+            if column.bound < SIDE or not depends(narrow_columns, column) or depends(narrow_rows, column):
+                continue
+            adjacent = all(flat_index(store.buffer, store.indices).coefficient(column.symbol) == 1 for store in block.stores)
+            for row in own_rows:
+                if row.bound < SIDE:
+                    continue
+                # on a tie the row operand that needs no copy, and long rows
+                roles = _Roles(row, column, narrow_rows, narrow_columns)
+                score = (adjacent, int(_lies_in_rows(roles, block.reduce[-1])), row.bound)
+                if best is None or score > best[0]:
+                    best = score, roles
+    return None if best is None else best[1]
+
+
+def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
+    """Whether tiles can load the row operand where it is: terms side by side, rows a fixed step apart."""
+    load = roles.rows
+    if not isinstance(load, Load) or load.buffer.space != "global" or any(loads_in(part) for part in load.indices):
+        return False
+    return stride(load, terms.symbol) == 1 and stride(load, roles.row.symbol) is not None
+
+
+# -- copies -------------------------------------------------------------------------------------------------------
+
+
+def _outer(block: Block, operand: Expr, inner: Sequence[BlockIterator]) -> tuple[BlockIterator, ...]:
+    return tuple(item for item in block.iterators if item not in inner and depends(operand, item))
+
+
+def _reading(block: Block, buffer: Buffer, operand: Expr, inner: tuple[BlockIterator, BlockIterator]) -> Load:
+    return Load(buffer, tuple(Var(item.symbol) for item in (*_outer(block, operand, inner), *inner)))
+
+
+def _name(operand: Expr, ending: str) -> str:
+    return f"{loads_in(operand)[0].buffer.name.replace('.', '_')}_{ending}"
+
+
+def _panels(block: Block, roles: _Roles, terms: BlockIterator) -> Copied:
+    """The column operand in panels of 32 columns, two terms of a column side by side::
+
+        [outer axes..., column // 32, term // 2, column % 32, term % 2]
+
+    Beyond the ends the last column and the last term stand again, which nobody uses.
+    """
+    operand, column = roles.columns, roles.column
+    outer = _outer(block, operand, (terms, column))
+    rank = len(outer)
+    order = (*range(rank), rank + 2, rank, rank + 3, rank + 1)
+    layout = Layout((Split(rank + 1, COLUMNS), Split(rank, 2), Reorder(order)))
+    # after the splits: term // 2, term % 2, column // 32, column % 32
+    shape = (*(item.bound for item in outer), terms.bound, column.bound)
+    buffer = Buffer(_name(operand, "pairs"), bf16, shape, layout=layout)
+    fresh = {item.symbol: index_symbol(item.symbol.hint) for item in outer}
+    panel, half = index_symbol("i_panel"), index_symbol(f"{terms.symbol.hint}_half")
+    within, which = index_symbol(column.symbol.hint), index_symbol("i_of_two")
+    term = add(multiply(Var(half), 2), Var(which))
+    place = add(multiply(Var(panel), COLUMNS), Var(within))
+    mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh.items()}
+    mapping[terms.symbol] = minimum(term, terms.bound - 1) if terms.bound % 2 else term
+    mapping[column.symbol] = minimum(place, column.bound - 1) if column.bound % COLUMNS else place
+    iterators = (
+        *(replace(item, symbol=fresh[item.symbol], kind="data") for item in outer),
+        _fixed(panel, -(-column.bound // COLUMNS)),
+        _fixed(half, -(-terms.bound // 2)),
+        _fixed(within, COLUMNS),
+        _fixed(which, 2),
+    )
+    cell = (*(mapping[item.symbol] for item in outer), term, place)
+    store = Store(buffer, cell, substitute(operand, mapping))
+    return Copied(buffer, Block(buffer.name, iterators, (store,), origins=block.origins, composite=block.composite))
+
+
+def _rows(block: Block, roles: _Roles, terms: BlockIterator) -> Copied:
+    """The row operand with its terms side by side: ``[outer axes..., row, term]``."""
+    operand, row = roles.rows, roles.row
+    axes = (*_outer(block, operand, (row, terms)), row, terms)
+    buffer = Buffer(_name(operand, "rows"), bf16, tuple(item.bound for item in axes))
+    fresh = {item.symbol: index_symbol(item.symbol.hint) for item in axes}
+    mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh.items()}
+    iterators = tuple(replace(item, symbol=fresh[item.symbol], kind="data") for item in axes)
+    store = Store(buffer, tuple(mapping[item.symbol] for item in axes), substitute(operand, mapping))
+    return Copied(buffer, Block(buffer.name, iterators, (store,), origins=block.origins, composite=block.composite))
+
+
+def _fixed(symbol: Symbol, extent: int) -> BlockIterator:
+    return BlockIterator(symbol, as_index(extent), extent)
+
+
+# -- the tile -----------------------------------------------------------------------------------------------------
+
+
+def matrix_multiply(
+    work: Accumulation, bounds: Mapping[Symbol, int], fill: Sequence[Stmt], init: Expr | None
+) -> tuple[Stmt, ...] | None:
+    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with a tile in place of the innermost one."""
+    update, terms = work.update, work.reduce[-1]
+    if not isinstance(update, Fma) or not isinstance(update.a, Cast) or not isinstance(update.b, Cast):
+        return None
+    rows, columns = update.a.arg, update.b.arg
+    if not isinstance(rows, Load) or not isinstance(columns, Load):
+        return None
+    first_row = flat_index(rows.buffer, rows.indices, bounds)
+    step = first_row.coefficient(work.row)
+    if step is None or first_row.coefficient(terms.symbol) != 1:
+        return None
+    outer = work.reduce[:-1]
+    from_zero = not outer and isinstance(init, Const) and repr(float(init.value)) == "0.0"
+    start = {work.column: index(0), terms.symbol: index(0)}
+    panel = flat_index(columns.buffer, tuple(substitute(part, start) for part in columns.indices), bounds)
+    meaning = _meaning(work, terms)
+    tile = Tile(
+        MATRIX_MULTIPLY if from_zero else MATRIX_MULTIPLY_ADD,
+        work.states.shape[-2],
+        work.states.shape[-1],
+        terms.bound,
+        (*fill, *meaning) if from_zero else meaning,
+        (
+            work.states,
+            rows.buffer,
+            to_expr(first_row.without(work.row).without(terms.symbol)),
+            index(step),
+            columns.buffer,
+            to_expr(panel),
+            index(terms.bound),
+        ),
+    )
+    return (tile,) if from_zero else (*fill, *nest(outer, (tile,), {}))
+
+
+def _meaning(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
+    """The loops that say what a tile computes, in its order of sums."""
+    shape = work.states.shape[-2:]
+    parts = [Buffer(hint, f32, shape, "register") for hint in ("even", "odd")]
+    block, half = index_symbol("i_block"), index_symbol("i_half")
+    halves = _every(shape, lambda cell: tuple(Store(part, cell, Const(0.0, f32)) for part in parts))
+    added: list[Stmt] = []
+    for at, part in enumerate(parts):
+        term = add(add(multiply(Var(block), TERMS), multiply(Var(half), 2)), at)
+        step = _every(shape, partial(_add_product, work, terms, part, term))
+        inside = Apply("lt", (term, index(terms.bound)), i64)
+        added.append(If(inside, step) if terms.bound % TERMS else step[0])
+
+    def together(cell: tuple[Expr, ...]) -> tuple[Stmt, ...]:
+        even, odd = (Load(part, cell) for part in parts)
+        total = Apply("add", (Load(work.states, (*work.place, *cell)), Apply("add", (even, odd), f32)), f32)
+        return (Store(work.states, (*work.place, *cell), total),)
+
+    whole = loop(block, -(-terms.bound // TERMS), (*halves, loop(half, TERMS // 2, added), *_every(shape, together)))
+    return (*map(Alloc, parts), whole)
+
+
+def _add_product(
+    work: Accumulation, terms: BlockIterator, part: Buffer, term: Expr, cell: tuple[Expr, ...]
+) -> tuple[Stmt, ...]:
+    assert isinstance(work.update, Fma)
+    at = {work.row: cell[0], work.column: cell[1], terms.symbol: term}
+    return (Store(part, cell, Fma(substitute(work.update.a, at), substitute(work.update.b, at), Load(part, cell))),)
+
+
+def _every(shape: tuple[int, ...], body: _Body) -> tuple[Stmt, ...]:
+    row, column = index_symbol("i_row"), index_symbol("i_column")
+    inner = loop(column, shape[1], body((Var(row), Var(column))), "vector")
+    return (loop(row, shape[0], (inner,)),)
