@@ -46,7 +46,7 @@ from stagedtensor.codegen.passes.plan_memory import MemoryPlan, plan_memory
 from stagedtensor.codegen.prelude import prelude_source
 from stagedtensor.codegen.prelude.cuda import cuda_functions, cuda_names
 from stagedtensor.codegen.rewrite import buffers_written, substitute, walk_stmts
-from stagedtensor.codegen.schedule.cuda import Launch, launch_of, parts_of
+from stagedtensor.codegen.schedule.cuda import WARP, Launch, launch_of, parts_of
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec
 
@@ -248,9 +248,9 @@ def _function(
         parameters.append(_SCALARS)
     for symbol in needed:
         lines.append(f"const int64_t {names.give(symbol, symbol.hint)} = scalars[{scalars.index(symbol)}];")
-    if launch.thread is not None:
-        lines.append(f"const int64_t {names.give(launch.thread, launch.thread.hint)} = threadIdx.x;")
     printer = CudaBody(names, launch, counts=proc.scalars, part=part)
+    if launch.thread is not None:
+        lines.append(f"const int64_t {names.give(launch.thread, launch.thread.hint)} = {printer.thread};")
     body = printer.body(proc.body, 1)
     opening = "".join(f"{_INDENT}{line}\n" for line in lines)
     heading = "".join(f"// {line}\n" for line in comment_lines(proc, described))
@@ -285,10 +285,15 @@ def _side_by_side(proc: Proc, name: str, plan: MemoryPlan, parts: Sequence[_Prin
     if scalars:
         parameters.append(_SCALARS)
     lines = ["const int64_t block = blockIdx.x;"]
-    first = 0
+    first, threads = 0, launch_of(proc).threads
     for place, part in enumerate(parts):
-        count = launch_of(part.proc).blocks
-        arguments = [f"block - {first}" if first else "block", str(count)]
+        launch = launch_of(part.proc)
+        number = f"block - {first}" if first else "block"
+        count = launch.blocks
+        if launch.is_warp and threads > WARP:  # each warp is a block of it
+            number, count = f"({number}) * {threads // WARP} + threadIdx.x / {WARP}", -(-count // (threads // WARP))
+            number = number.replace("(block)", "block")
+        arguments = [number, str(count * (threads // WARP) if launch.is_warp else count)]
         arguments += [names.of(common[buffer]) for buffer in part.buffers] + ["scalars"] * part.scalars
         first += count
         test = f"if (block < {first}) " if place + 1 < len(parts) else ""
@@ -323,6 +328,8 @@ class CudaBody(BodyPrinter):
         self._printer = CudaExpressions(dialect, names, nonnegative=self.nonnegative)
         self._launch = launch
         self._block, self._blocks = ("block", "blocks") if part else ("blockIdx.x", "gridDim.x")
+        self._warp = part and launch.is_warp
+        self.thread = f"threadIdx.x % {WARP}" if self._warp else "threadIdx.x"
         if launch.thread is not None:
             self._counted.add(launch.thread)
             self._printer.bounds[launch.thread] = launch.threads
@@ -331,7 +338,7 @@ class CudaBody(BodyPrinter):
         pad = _INDENT * depth
         match stmt:
             case Barrier():
-                yield f"{pad}__syncthreads();"
+                yield f"{pad}{'__syncwarp' if self._warp else '__syncthreads'}();"
             case Alloc(buffer) if buffer.space == "shared":
                 label = self.names.give(buffer, buffer.name)
                 start = self._launch.offsets.get(buffer)
@@ -391,7 +398,7 @@ class CudaBody(BodyPrinter):
         wide = "(int64_t)" if self._block == "blockIdx.x" else ""
         start, step = {
             "blocks": (self._block, self._blocks),
-            "threads of a block": ("threadIdx.x", str(threads)),
+            "threads of a block": (self.thread, str(threads)),
             "threads of the grid": (
                 f"{wide}{self._block} * {threads} + threadIdx.x",
                 f"{wide}{self._blocks} * {threads}",

@@ -30,7 +30,8 @@ enum { ST_WARP = 32, ST_MOST_THREADS = 1024, ST_STACK = 1 << 16, ST_ZONE = 64, S
 struct st_shadow { /* of one cell */
     uint32_t write_launch, write_block, read_launch, read_block;
     uint16_t write_thread, write_epoch, read_thread, read_epoch;
-    uint8_t written, read_by_many, read_by_blocks, unused[5];
+    uint8_t written, read_by_many, read_by_blocks, read_by_warps;
+    uint16_t write_sync, read_sync; /* how often the thread's warp had met */
 };
 
 struct st_region {
@@ -73,7 +74,7 @@ enum { ST_READY, ST_AT_BARRIER, ST_AT_WARP, ST_DONE };
 struct st_fiber {
     jmp_buf place;
     ucontext_t start;
-    int state, started, turn;
+    int state, started, turn, sync;
 };
 
 struct st_slot { /* what a thread shows to its warp; two turns, for a fast thread may be one exchange ahead */
@@ -129,11 +130,13 @@ ST_HOST static void st_raced(
     st_found(ST_RACE, writes, bytes, region, cell, code);
 }
 
-/* Whether an access by (block, thread, epoch) of this launch is unordered with the present one. */
-ST_HOST static int st_unordered(uint32_t launch, uint32_t now, uint32_t block, int thread, int epoch) {
+/* Whether an access by (block, thread, epoch, sync) of this launch is unordered with the present one: threads of a block
+   meet at barriers, which end an epoch, those of a warp also by themselves. */
+ST_HOST static int st_unordered(uint32_t launch, uint32_t now, uint32_t block, int thread, int epoch, int sync) {
     if (launch != now) return 0;
     if (block != blockIdx.x) return 1;
-    return thread != st_thread && epoch == st_epoch;
+    if (thread == st_thread || epoch != (uint16_t)st_epoch) return 0;
+    return thread / ST_WARP != st_thread / ST_WARP || sync == (uint16_t)st_fibers[st_thread].sync;
 }
 
 ST_HOST static void st_check_cell(const struct st_region *region, int64_t cell, int writes, int bytes, void *code) {
@@ -141,29 +144,39 @@ ST_HOST static void st_check_cell(const struct st_region *region, int64_t cell, 
     const uint32_t now = region->shared ? st_block_number : st_now->number;
     const int written = region->shared ? shadow->written && shadow->write_launch == now : shadow->written;
     if (!writes && !written) st_found(ST_UNWRITTEN, writes, bytes, region, cell, code);
-    if (st_unordered(shadow->write_launch, now, shadow->write_block, shadow->write_thread, shadow->write_epoch))
+    if (st_unordered(shadow->write_launch, now, shadow->write_block, shadow->write_thread, shadow->write_epoch,
+            shadow->write_sync))
         st_raced(writes, bytes, region, cell, code, 1, shadow->write_block, shadow->write_thread);
+    const uint16_t sync = (uint16_t)st_fibers[st_thread].sync;
+    const int same_warp = shadow->read_thread / ST_WARP == st_thread / ST_WARP;
     if (writes) {
+        const int same_epoch = shadow->read_epoch == (uint16_t)st_epoch;
         const int others = shadow->read_launch == now
-            && (shadow->read_by_blocks || (shadow->read_by_many && shadow->read_epoch == st_epoch)
-                || st_unordered(shadow->read_launch, now, shadow->read_block, shadow->read_thread, shadow->read_epoch));
+            && (shadow->read_by_blocks || (same_epoch && shadow->read_by_warps)
+                || (same_epoch && shadow->read_by_many && (!same_warp || shadow->read_sync == sync))
+                || st_unordered(shadow->read_launch, now, shadow->read_block, shadow->read_thread, shadow->read_epoch,
+                    shadow->read_sync));
         if (others) st_raced(writes, bytes, region, cell, code, 0, shadow->read_block, shadow->read_thread);
         shadow->write_launch = now;
         shadow->write_block = blockIdx.x;
         shadow->write_thread = (uint16_t)st_thread;
         shadow->write_epoch = (uint16_t)st_epoch;
+        shadow->write_sync = sync;
         shadow->written = 1;
         return;
     }
     const int again = shadow->read_launch == now;
     const int same_block = again && shadow->read_block == blockIdx.x;
     shadow->read_by_blocks = (uint8_t)(again && (shadow->read_by_blocks || !same_block));
-    shadow->read_by_many = (uint8_t)(same_block && shadow->read_epoch == st_epoch
+    const int same_epoch = same_block && shadow->read_epoch == (uint16_t)st_epoch;
+    shadow->read_by_warps = (uint8_t)(same_epoch && (shadow->read_by_warps || !same_warp));
+    shadow->read_by_many = (uint8_t)(same_epoch && shadow->read_sync == sync
         && (shadow->read_by_many || shadow->read_thread != st_thread));
     shadow->read_launch = now;
     shadow->read_block = blockIdx.x;
     shadow->read_thread = (uint16_t)st_thread;
     shadow->read_epoch = (uint16_t)st_epoch;
+    shadow->read_sync = sync;
 }
 
 ST_HOST static void st_access(char *address, int bytes, int writes, void *code) {
@@ -293,6 +306,7 @@ ST_HOST static void st_run_block(void) {
     const int threads = st_now->threads;
     for (int thread = 0; thread < threads; thread++) {
         st_fibers[thread].state = ST_READY;
+        st_fibers[thread].sync = 0;
         st_queues[thread].count = st_queues[thread].group = 0;
     }
     for (;;) {
@@ -397,6 +411,10 @@ ST_EXPORT int st_emulate(struct st_launch *launch) {
 /* -- what kernels call --------------------------------------------------------------------------------------------- */
 
 ST_HOST static void __syncthreads(void) { st_pause(ST_AT_BARRIER); }
+ST_HOST static void __syncwarp(void) {
+    st_pause(ST_AT_WARP);
+    st_fibers[st_thread].sync++;
+}
 
 static int st_votes[ST_MOST_THREADS];
 ST_HOST static int __syncthreads_or(int predicate) {

@@ -14,15 +14,16 @@ from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Pro
 from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_single_lets
-from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block
-from stagedtensor.codegen.schedule.cuda.launch import SHARED_BYTES, CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.chains import Chains, chains
+from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block, several_parts, whole
+from stagedtensor.codegen.schedule.cuda.launch import SHARED_BYTES, WARP, CudaNest, Launch
 from stagedtensor.codegen.schedule.cuda.row_tiles import RowTiling
 from stagedtensor.codegen.schedule.cuda.side_by_side import parts_of, proc_launch as launch_of, side_by_side
 from stagedtensor.codegen.schedule.cuda.together import groups, together
 from stagedtensor.errors import InternalError
 from stagedtensor.numerics import Numerics
 
-__all__ = ["SHARED_BYTES", "Launch", "launch_of", "parts_of", "schedule_cuda", "side_by_side"]
+__all__ = ["SHARED_BYTES", "WARP", "Launch", "launch_of", "parts_of", "schedule_cuda", "side_by_side"]
 
 
 def schedule_cuda(
@@ -37,7 +38,8 @@ def schedule_cuda(
     plain = [without_single_lets(block) for _, block in work]
     through = RowTiling(plain, module.temporaries, chosen, shared_bytes) if fusion else RowTiling((), (), chosen, 0)
     kernels: list[Proc] = []
-    scratch: list[Buffer] = []
+    taken = chains(plain, several_parts) if fusion else Chains()
+    scratch: list[Buffer] = list(taken.scratch)
     for places in _parts(plain, through) if fusion else [[place] for place in range(len(work))]:
         tiles = through.tiles.get(places[0])
         if tiles is not None:
@@ -49,6 +51,9 @@ def schedule_cuda(
             continue
         kernel, block = work[places[0]]
         base = kernel.name if len(kernel.body) == 1 else block.name
+        if places[0] in taken.blocks:
+            kernels += [_proc(kernel, block, item.name, whole(item)) for item in taken.blocks[places[0]]]
+            continue
         for nest in plan_block(block, chosen):
             kernels.append(_proc(kernel, block, base, replace(nest, path=through.said(places[0], nest.path))))
             scratch += nest.scratch

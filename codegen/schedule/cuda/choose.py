@@ -21,7 +21,7 @@ from stagedtensor.codegen.schedule.cuda.scatter import scatter
 from stagedtensor.codegen.schedule.cuda.tile import tile
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
-from stagedtensor.codegen.schedule.split import combinable, split
+from stagedtensor.codegen.schedule.split import Split, combinable, split
 from stagedtensor.numerics import Numerics
 
 _SPLIT = Machine(
@@ -66,10 +66,15 @@ def _product(block: Block, given: Product, numerics: Numerics) -> tuple[CudaNest
     return (replace(nests[0], scratch=cut.scratch, path=words), *nests[1:], _suffixed(cut.merge, "_merge"))
 
 
+def several_parts(block: Block) -> Split | None:
+    """Return a reduction in two passes, where it has few results and is long enough for that."""
+    return split(block, _SPLIT, 32)
+
+
 def _reduction(block: Block) -> tuple[CudaNest, ...]:
-    cut = split(block, _SPLIT, 32)
+    cut = several_parts(block)
     if cut is None:
-        return (_whole(block),)
+        return (whole(block),)
     nests = [_suffixed(cut.partial, "_parts")]
     nests[0] = replace(nests[0], scratch=cut.scratch, path=f"{nests[0].path}, {cut.parts} parts")
     if cut.rest is not None:
@@ -86,7 +91,7 @@ def by_rows(block: Block) -> bool:
         given = product(collapsed(found))
         if given is not None and min(given.sizes) >= _LEAST_TILE:
             return False
-    return not block.scatter and split(block, _SPLIT, 32) is None and _along_rows(block, few=False)
+    return not block.scatter and several_parts(block) is None and _along_rows(block, few=False)
 
 
 def _along_rows(block: Block, *, few: bool = True) -> bool:
@@ -100,10 +105,11 @@ def _along_rows(block: Block, *, few: bool = True) -> bool:
 
 
 def _suffixed(block: Block, suffix: str) -> CudaNest:
-    return replace(_whole(block), suffix=suffix)
+    return replace(whole(block), suffix=suffix)
 
 
-def _whole(block: Block) -> CudaNest:
+def whole(block: Block) -> CudaNest:
+    """Return the launch of a reduction that is not cut."""
     cost = cost_of(block)
     body, launch, path = rows(block) if _along_rows(block) else serial(block)
     return CudaNest("", body, launch, path, cost)

@@ -66,6 +66,11 @@ class Launch:
         """Bytes of shared memory that the launch asks for."""
         return max((start + buffer.nbytes for buffer, start in self.offsets.items()), default=0)
 
+    @property
+    def is_warp(self) -> bool:
+        """Whether the threads that meet are one warp; as a part of a launch, several then share a block."""
+        return self.cooperative and self.threads == WARP
+
     def __str__(self) -> str:
         return f"{self.blocks} blocks of {self.threads} threads"
 

@@ -8,11 +8,12 @@ its readers allow. Nothing is computed differently; every part keeps its own ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.loop_ir import Alloc, Apply, Buffer, Cost, If, Module, Proc, Symbol, Var, index
+from stagedtensor.codegen.loop_ir import Alloc, Apply, BlockIterator, Buffer, Cost, For, If, Module, Proc, Symbol, Var, index
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
-from stagedtensor.codegen.schedule.cuda.launch import THREADS, Launch, blocks_for
+from stagedtensor.codegen.schedule.cuda.launch import THREADS, WARP, Launch, blocks_for
+from stagedtensor.codegen.schedule.nest import index_symbol
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import i64
 
@@ -62,7 +63,10 @@ class _Kernel:
         own = {stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc)}
         self.reads = [buffer for buffer in buffers_read(proc.body) if buffer not in own]
         self.writes = [buffer for buffer in buffers_written(proc.body) if buffer not in own]
-        self.shared = sum(-(-buffer.nbytes // 16) * 16 for buffer in own if buffer.space == "shared")
+        shared = sum(-(-buffer.nbytes // 16) * 16 for buffer in own if buffer.space == "shared" and buffer not in launch.offsets)
+        self.shared = shared
+        self.needs_threads = launch.cooperative and not (launch.is_warp and not shared and not launch.offsets)
+        """Whether a block must have the launch's number of threads: not where warps work by themselves."""
 
     @property
     def small(self) -> bool:
@@ -111,31 +115,22 @@ class _Group:
     """Kernels of one launch."""
 
     members: list[_Kernel]
-    threads: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.threads = _threads(self.members[0].launch)
+    @property
+    def threads(self) -> int:
+        """Threads of a block: as many as a template needs where they meet, else the usual number."""
+        return next((item.launch.threads for item in self.members if item.needs_threads), THREADS)
 
     def take(self, kernel: _Kernel) -> bool:
         """Add ``kernel`` where it fits."""
-        first = self.members[0]
-        flexible = not any(item.launch.cooperative for item in self.members)
-        threads = self.threads
-        if kernel.launch.cooperative and kernel.launch.threads != threads:
-            if not flexible:
-                return False
-            threads = kernel.launch.threads
-        alike = kernel.launch.resident == first.launch.resident and all(
-            item.launch.resident == first.launch.resident for item in self.members
-        )
-        if not alike and not (kernel.small and all(item.small for item in self.members)):
-            return False
         together = [*self.members, kernel]
+        fixed = {item.launch.threads for item in together if item.needs_threads}
+        if len(fixed) > 1 or len({item.launch.resident for item in together if not item.small}) > 1:
+            return False
         pointers = {buffer for item in together for buffer in (*item.reads, *item.writes)}
-        if len(pointers) > _POINTERS or sum(item.shared for item in together) > _SHARED:
+        if len(pointers) > _POINTERS or _shared_bytes(together) > _SHARED:
             return False
         self.members.append(kernel)
-        self.threads = threads
         return True
 
     def proc(self) -> Proc:
@@ -145,12 +140,14 @@ class _Group:
         parts = tuple(_fitted(item, self.threads) for item in self.members)
         procs = [item.proc for item in self.members]
         launches = [proc_launch(part) for part in parts]
+        warps = self.threads // WARP
         launch = Launch(
-            sum(item.blocks for item in launches),
+            sum(-(-item.blocks // warps) if item.is_warp else item.blocks for item in launches),
             self.threads,
             {},
             cooperative=any(item.cooperative for item in launches),
             resident=max(item.resident for item in launches),
+            offsets={buffer: start for item in launches for buffer, start in item.offsets.items()},
         )
         return Proc(
             f"{procs[0].name}_and_{len(parts) - 1}_more",
@@ -168,14 +165,18 @@ class _Group:
         )
 
 
-def _threads(launch: Launch) -> int:
-    """Threads of a block: as many as the template needs where they meet, else the usual number."""
-    return launch.threads if launch.cooperative else THREADS
+def _shared_bytes(kernels: Sequence[_Kernel]) -> int:
+    """Shared memory of a launch; a lone kernel that asks for more than usual brings no others along."""
+    return sum(item.shared for item in kernels) + max(item.launch.dynamic_bytes for item in kernels)
 
 
 def _fitted(kernel: _Kernel, threads: int) -> Proc:
     """Return the kernel with ``threads`` threads in a block, which only those may choose whose threads do not meet."""
     launch, proc = kernel.launch, kernel.proc
+    if launch.is_warp and "blocks" not in launch.dealt.values():  # one result: the other warps of the block have none
+        only = BlockIterator(index_symbol("only"), index(1), 1)
+        launch = replace(launch, dealt={**launch.dealt, only.symbol: "blocks"})
+        return replace(proc, body=(For(only, proc.body, "grid"),), attributes={**proc.attributes, "launch": launch})
     if launch.cooperative or launch.threads == threads:
         return proc
     if not launch.dealt:  # one point, one thread
