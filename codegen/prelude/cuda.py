@@ -26,5 +26,15 @@ def cuda_names() -> frozenset[str]:
 
 
 def cuda_functions(names: Iterable[str]) -> str:
-    """Return the text of ``names``, in alphabetical order; "" for none."""
-    return "".join(f"{_sections()[name].text}\n\n" for name in sorted(names))
+    """Return the text of ``names``, in alphabetical order, each behind what it needs; "" for none."""
+    ordered: dict[str, Section] = {}
+
+    def add(name: str) -> None:
+        section = _sections()[name]
+        for need in section.needs:
+            add(need)
+        ordered.setdefault(name, section)
+
+    for name in sorted(names):
+        add(name)
+    return "".join(f"{section.text}\n\n" for section in ordered.values())

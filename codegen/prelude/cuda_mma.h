@@ -157,3 +157,151 @@ ST_FN void st_note_not_finite_tf32(uint32_t *seen, const uint32_t *fragment) {
 //! st_any_in_block
 /* Whether `seen` is set in any thread of the block; all of them call it and learn the same. */
 ST_FN void st_any_in_block(uint32_t *seen) { *seen = (uint32_t)__syncthreads_or((int)(*seen != 0u)); }
+//! st_mma_m16n8k32_e4m3_e4m3 | needs st_e4m3_to_f16x2
+/* d += a b for one 16 x 32 tile a of e4m3 and one 32 x 8 tile b of e4m3: products in full, sums in f32 that some GPUs cut to fewer
+   bits. Fragments as in PTX's mma.m16n8k32, four cells a register: thread 4g + t of the warp holds of a the rows g and g + 8 at
+   the depths 4t to 4t + 3 and 16 more, of b the column g at the same depths, of d columns 2t and 2t + 1. GPUs before sm_89 have
+   f16 alone, which holds both formats exactly. */
+ST_FN void st_mma_m16n8k32_e4m3_e4m3(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_fp8(d, a, b, st_emulated_e4m3, st_emulated_e4m3);
+#elif __CUDA_ARCH__ >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    /* the lower two cells of each register are one depth of f16, the upper two another: of a and b the same */
+    for (int half = 0; half < 2; half++) {
+        uint32_t x[4], y[2];
+        for (int k = 0; k < 4; k++) x[k] = st_e4m3_to_f16x2(a[k % 2 + 2 * half] >> 16 * (k / 2));
+        for (int k = 0; k < 2; k++) y[k] = st_e4m3_to_f16x2(b[half] >> 16 * k);
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }
+#endif
+}
+//! st_mma_m16n8k32_e4m3_e5m2 | needs st_e4m3_to_f16x2 st_e5m2_to_f16x2
+/* d += a b for one 16 x 32 tile a of e4m3 and one 32 x 8 tile b of e5m2: products in full, sums in f32 that some GPUs cut to fewer
+   bits. Fragments as in PTX's mma.m16n8k32, four cells a register: thread 4g + t of the warp holds of a the rows g and g + 8 at
+   the depths 4t to 4t + 3 and 16 more, of b the column g at the same depths, of d columns 2t and 2t + 1. GPUs before sm_89 have
+   f16 alone, which holds both formats exactly. */
+ST_FN void st_mma_m16n8k32_e4m3_e5m2(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_fp8(d, a, b, st_emulated_e4m3, st_emulated_e5m2);
+#elif __CUDA_ARCH__ >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    /* the lower two cells of each register are one depth of f16, the upper two another: of a and b the same */
+    for (int half = 0; half < 2; half++) {
+        uint32_t x[4], y[2];
+        for (int k = 0; k < 4; k++) x[k] = st_e4m3_to_f16x2(a[k % 2 + 2 * half] >> 16 * (k / 2));
+        for (int k = 0; k < 2; k++) y[k] = st_e5m2_to_f16x2(b[half] >> 16 * k);
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }
+#endif
+}
+//! st_mma_m16n8k32_e5m2_e4m3 | needs st_e5m2_to_f16x2 st_e4m3_to_f16x2
+/* d += a b for one 16 x 32 tile a of e5m2 and one 32 x 8 tile b of e4m3: products in full, sums in f32 that some GPUs cut to fewer
+   bits. Fragments as in PTX's mma.m16n8k32, four cells a register: thread 4g + t of the warp holds of a the rows g and g + 8 at
+   the depths 4t to 4t + 3 and 16 more, of b the column g at the same depths, of d columns 2t and 2t + 1. GPUs before sm_89 have
+   f16 alone, which holds both formats exactly. */
+ST_FN void st_mma_m16n8k32_e5m2_e4m3(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_fp8(d, a, b, st_emulated_e5m2, st_emulated_e4m3);
+#elif __CUDA_ARCH__ >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    /* the lower two cells of each register are one depth of f16, the upper two another: of a and b the same */
+    for (int half = 0; half < 2; half++) {
+        uint32_t x[4], y[2];
+        for (int k = 0; k < 4; k++) x[k] = st_e5m2_to_f16x2(a[k % 2 + 2 * half] >> 16 * (k / 2));
+        for (int k = 0; k < 2; k++) y[k] = st_e4m3_to_f16x2(b[half] >> 16 * k);
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }
+#endif
+}
+//! st_mma_m16n8k32_e5m2_e5m2 | needs st_e5m2_to_f16x2
+/* d += a b for one 16 x 32 tile a of e5m2 and one 32 x 8 tile b of e5m2: products in full, sums in f32 that some GPUs cut to fewer
+   bits. Fragments as in PTX's mma.m16n8k32, four cells a register: thread 4g + t of the warp holds of a the rows g and g + 8 at
+   the depths 4t to 4t + 3 and 16 more, of b the column g at the same depths, of d columns 2t and 2t + 1. GPUs before sm_89 have
+   f16 alone, which holds both formats exactly. */
+ST_FN void st_mma_m16n8k32_e5m2_e5m2(float *d, const uint32_t *a, const uint32_t *b) {
+#ifdef ST_EMULATED
+    st_emulated_mma_fp8(d, a, b, st_emulated_e5m2, st_emulated_e5m2);
+#elif __CUDA_ARCH__ >= 890
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    /* the lower two cells of each register are one depth of f16, the upper two another: of a and b the same */
+    for (int half = 0; half < 2; half++) {
+        uint32_t x[4], y[2];
+        for (int k = 0; k < 4; k++) x[k] = st_e5m2_to_f16x2(a[k % 2 + 2 * half] >> 16 * (k / 2));
+        for (int k = 0; k < 2; k++) y[k] = st_e5m2_to_f16x2(b[half] >> 16 * k);
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }
+#endif
+}
+//! st_e5m2_to_f16x2
+/* Two cells of e5m2, in the lower half of a word, as two of f16, which begins with the same bits. */
+#if __CUDA_ARCH__ < 890
+ST_FN uint32_t st_e5m2_to_f16x2(uint32_t cells) { return (cells & 0xffu) << 8 | (cells & 0xff00u) << 16; }
+#endif
+//! st_e4m3_to_f16x2
+/* Two cells of e4m3, in the lower half of a word, as two of f16: the exponent is less by 8, which a product makes up for. */
+#if __CUDA_ARCH__ < 890
+ST_FN uint32_t st_e4m3_to_f16x2(uint32_t cells) {
+    const uint32_t low = (cells & 0x80u) << 8 | (cells & 0x7fu) << 7, high = (cells & 0x8000u) | (cells & 0x7f00u) >> 1;
+    uint32_t pair = low | high << 16;
+#ifndef ST_EMULATED
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(0x5c005c00u)); /* by 256 */
+#endif
+    if ((cells & 0x7fu) == 0x7fu) pair |= 0x7fffu; /* NaN */
+    if ((cells & 0x7f00u) == 0x7f00u) pair |= 0x7fff0000u;
+    return pair;
+}
+#endif
+//! st_ldmatrix_x4_u8
+/* As st_ldmatrix_x4, pairs of 8-bit cells in place of 16-bit ones: a thread gets of each matrix the cells 4 (i % 4) to
+   4 (i % 4) + 3 of row i / 4. */
+ST_FN void st_ldmatrix_x4_u8(uint32_t *fragment, const uint8_t *row) {
+#ifdef ST_EMULATED
+    st_emulated_ldmatrix(fragment, (const uint16_t *)row);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+        : "r"((uint32_t)__cvta_generic_to_shared(row))
+        : "memory");
+#endif
+}
+//! st_copy_async_u8
+/* As st_copy_async, sixteen cells of 8 bits. */
+ST_FN void st_copy_async_u8(uint8_t *to, const uint8_t *from, int present) {
+#ifdef ST_EMULATED
+    st_emulated_copy((uint16_t *)to, (const uint16_t *)from, present);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :
+        : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(present ? 16 : 0)
+        : "memory");
+#endif
+}

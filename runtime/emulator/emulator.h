@@ -493,6 +493,34 @@ ST_HOST static void st_emulated_mma_f16(float *d, const uint32_t *a, const uint3
 ST_HOST static void st_emulated_mma_bf16(float *d, const uint32_t *a, const uint32_t *b) {
     st_emulated_mma(d, a, b, st_emulated_bf16);
 }
+/* mma.sync.m16n8k32 of fp8, four cells a register: register r of a holds row g + 8 (r & 1), columns 4t + 16 (r >> 1) and the three
+   after it; register r of b rows 4t + 16r and the three after it of column g; d as above. Sums are exact here. */
+template <typename LEFT, typename RIGHT>
+ST_HOST void st_emulated_mma_fp8(float *d, const uint32_t *a, const uint32_t *b, LEFT left_value, RIGHT right_value) {
+    uint32_t words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    const int turn = st_exchange(words, (int)sizeof words);
+    const int lane = st_thread % ST_WARP, warp = st_thread - lane;
+    for (int k = 0; k < 4; k++) {
+        const int row = lane / 4 + 8 * (k >> 1), column = 2 * (lane % 4) + (k & 1);
+        double sum = (double)d[k];
+        for (int depth = 0; depth < 32; depth++) {
+            const int within = depth % 16 / 4, high = depth / 16, shift = 8 * (depth % 4);
+            const struct st_slot *left = &st_slots[warp + 4 * (row % 8) + within];
+            const struct st_slot *right = &st_slots[warp + 4 * column + within];
+            const uint32_t x = left->words[turn][row / 8 + 2 * high] >> shift & 0xffu;
+            const uint32_t y = right->words[turn][4 + high] >> shift & 0xffu;
+            sum += (double)left_value(x) * (double)right_value(y);
+        }
+        d[k] = (float)sum;
+    }
+}
+ST_HOST static float st_emulated_e5m2(uint32_t code) { return st_emulated_f16(code << 8); }
+ST_HOST static float st_emulated_e4m3(uint32_t code) {
+    const uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    if (magnitude == 0x7fu) return st_bits_as<float>(sign | 0x7fc00000u);
+    const float value = st_bits_as<float>(magnitude << 20) * 0x1p120f;
+    return st_bits_as<float>(st_bits_as<uint32_t>(value) | sign);
+}
 /* mma.sync.m16n8k8 of tf32: register r of a holds row g + 8 (r & 1), depth t + 4 (r >> 1); register r of b depth t + 4r of
    column g; d as above. Bits below the ten of tf32's mantissa do not count. */
 ST_HOST static void st_emulated_mma_tf32(float *d, const uint32_t *a, const uint32_t *b) {

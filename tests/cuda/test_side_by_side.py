@@ -142,9 +142,8 @@ def _sum(value: ir.Expr) -> ir.Accumulator:
 
 
 def test_threads_of_a_warp_that_do_not_meet_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with st.Session():
-        with st.Context("cuda-emulated") as ctx:
-            assert "__syncwarp();" in _two_softmaxes(ctx).source
+    with st.Session(), st.Context("cuda-emulated") as ctx:
+        assert "__syncwarp();" in _two_softmaxes(ctx).source
     host_source = emulated.host_source
     monkeypatch.setattr(emulated, "host_source", lambda source: host_source(source).replace("__syncwarp();", ";"))
     with st.Session():

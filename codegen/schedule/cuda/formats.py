@@ -2,7 +2,8 @@
 
 In: a product and the numerics of its routine. Out: the product with its operands in the format that the instruction takes,
 and the :class:`Instruction`, or the reason in words. Every format named here holds the operands' values exactly, except
-that f32 operands are rounded to tf32, which ``Numerics(tf32_matmul=True)`` allows.
+that f32 operands are rounded to tf32, which ``Numerics(tf32_matmul=True)`` allows. Products of fp8 go through f16 or bf16: the
+instructions of fp8 itself add up in fewer bits than f32 on some GPUs, so ``Numerics(fp8_fast_accumulate=True)`` has to ask.
 """
 
 from __future__ import annotations
@@ -20,16 +21,27 @@ CHUNK_BYTES = 16
 
 @dataclass(frozen=True)
 class Instruction:
-    """One form of mma.sync: 16 rows, 8 columns, ``depth`` products each, of cells staged as ``staged``, sums in f32."""
+    """One form of mma.sync: 16 rows, 8 columns, ``depth`` products each, sums in f32.
+
+    Cells are staged as ``staged``; of two formats of fp8 the left one, the other being as wide.
+    """
 
     name: str
     staged: Prec
     depth: int
+    operands: tuple[str, str] = ("", "")
+    """What it multiplies, where that is not twice ``name``."""
 
     @property
     def function(self) -> str:
         """The prelude's function."""
         return f"st_mma_m16n8k{self.depth}_{self.name}"
+
+    @property
+    def words(self) -> str:
+        """The formats that it multiplies."""
+        left, right = self.operands
+        return f"{left or self.name} x {right or self.name}"
 
     @property
     def chunk(self) -> int:
@@ -59,6 +71,11 @@ def for_tensor_cores(given: Product, numerics: Numerics) -> tuple[Product, Instr
         if not numerics.tf32_matmul:
             return "no mma: f32 operands, which Numerics(tf32_matmul=True) would allow"
         return given, TF32
+    fp8 = (f8e4m3, f8e5m2)
+    if numerics.fp8_fast_accumulate and left.type in fp8 and right.type in fp8 and given.guard is None:
+        names = left.type.name.removeprefix("f8"), right.type.name.removeprefix("f8")
+        short = Instruction("_".join(names), left.type, 32, (left.type.name, right.type.name))
+        return replace(given, left=left, right=right), short
     instruction = next(item for item in _HOLDS[left.type] if item in _HOLDS[right.type])
     if instruction is TF32:
         return given, TF32

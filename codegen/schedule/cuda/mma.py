@@ -157,7 +157,7 @@ def multiplied(
     if len({panel.vector for panel in copied}) > 1:
         copies = "16-byte copies of one operand"
     words = (
-        f"contraction, tensor cores, {instruction.name} x {instruction.name} into f32, "
+        f"contraction, tensor cores, {instruction.words} into f32, "
         f"tiles of {shape.rows} x {shape.columns} x {depth} "
         f"in {stages} stages, {copies}"
     )

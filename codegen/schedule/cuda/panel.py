@@ -64,6 +64,8 @@ class Panel:
         chunk = self.instruction.chunk
         if _in_chunks(self.side, self.side.depth, self.side.along, chunk):
             return "depth"
+        if self.instruction.staged.bytes == 1:
+            return ""  # nothing transposes bytes
         return "along" if _in_chunks(self.side, self.side.along, self.side.depth, chunk) else ""
 
     @property
@@ -88,7 +90,7 @@ class Panel:
 
     def buffer(self, stages: int) -> Buffer:
         """Return the array of all stages."""
-        return Buffer(self.name, self.instruction.staged, (stages, *self._shape), "shared")
+        return Buffer(self.name, self.side.operand.type, (stages, *self._shape), "shared")
 
     def _cell(self, tile: Buffer, stage: Expr, along: Expr, deep: Expr) -> Load:
         return Load(tile, (stage, along, deep) if self._depth_last else (stage, deep, along))
@@ -125,8 +127,9 @@ class Panel:
 
     @property
     def _suffix(self) -> str:
-        """Ending of the functions that move cells wider than 16 bits."""
-        return "_f32" if self.instruction.staged is f32 else ""
+        """Ending of the functions that move cells of other than 16 bits."""
+        staged = self.instruction.staged
+        return "_f32" if staged is f32 else "_u8" if staged.bytes == 1 else ""
 
     def fragment(
         self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
