@@ -20,6 +20,7 @@ from stagedtensor.codegen.passes.fuse import fuse
 from stagedtensor.codegen.passes.hoist import hoist
 from stagedtensor.codegen.passes.inline import inline
 from stagedtensor.codegen.passes.jam import jam
+from stagedtensor.codegen.passes.narrow import narrow
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
@@ -48,7 +49,8 @@ def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
         ("simplify", simplify),
         ("prune", prune),
         ("inline", lambda module: inline(module, report)),
-        ("recompute", lambda module: _recompute(module, report)),
+        ("narrow", lambda module: _changed(narrow, module, report)),
+        ("recompute", lambda module: _changed(recompute, module, report)),
         ("fuse", fuse),
         ("prune fused", lambda module: record_fused(prune(module), report)),
         ("cse", cse),
@@ -56,10 +58,10 @@ def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
     )
 
 
-def _recompute(module: Module, report: Report) -> Module:
-    """Compute late values again; copies that need no buffer go to their readers."""
-    again = recompute(module)
-    return again if again is module else inline(again, report)
+def _changed(step: Pass, module: Module, report: Report) -> Module:
+    """Run ``step``; values that need no buffer then go to their readers."""
+    new = step(module)
+    return new if new is module else inline(new, report)
 
 
 def blocks(

@@ -50,6 +50,8 @@ def exact_in(expr: ir.Expr, prec: Prec) -> bool:
             return contains(through, prec) and exact_in(arg, prec) and not expr.flush
         case ir.Apply(op, args):
             row = OPS[op]
+            if op == "add" and any(isinstance(arg, ir.Const) and arg.value == 0 for arg in args):
+                return all(exact_in(arg, prec) for arg in args)  # one of the two, or 0
             if row.op_class in ("comparison", "logic") and op != "nonfinite":
                 return True
             if not row.keeps_format or (op in ("neg", "abs") and not prec.is_float):

@@ -208,6 +208,9 @@ def _repeatable(block: ir.Block, buffer: ir.Buffer) -> bool:
     """Whether a block computes ``buffer``, all of it and nothing else, from other buffers."""
     if len(block.stores) != 1 or not covers(block, buffer) or any(load.buffer is buffer for load in loads(block)):
         return False
+    value = block.stores[0].value
+    if isinstance(value, ir.Cast) and isinstance(value.arg, ir.Load) and not block.accumulators:
+        return False  # a twin: its readers can round for themselves, and would then have to wait for the copy
     return is_elementwise(block) or (is_contraction(block) and block.guard is None and _is_outer(block, buffer))
 
 

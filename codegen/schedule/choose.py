@@ -18,6 +18,7 @@ from stagedtensor.codegen.loop_ir import (
     Stmt,
     Var,
     children,
+    walk,
     with_children,
 )
 from stagedtensor.codegen.rewrite import symbols_of
@@ -225,6 +226,8 @@ def _contraction(
         wide, nest = _widened(roles.column_operand, copies, machine)
         roles = replace(roles, column_operand=exchanged(roles.column_operand, wide))
         nests += nest
+    block, nest = _rounded_once(block, copies, machine)
+    nests += nest
     packs = 0
     if pack_columns:
         packed = _packed(block, roles.column_operand, vector, shape.columns)
@@ -338,6 +341,20 @@ def _widened(operand: Expr, copies: WideCopies, machine: Machine) -> tuple[Load,
     body, _ = elementwise(filling, parallel=cost.nbytes > machine.serial_bytes)
     suffix = f"_{wide.buffer.name}"
     return wide, [one_launch(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
+
+
+def _rounded_once(block: Block, copies: WideCopies, machine: Machine) -> tuple[Block, list[Nest]]:
+    """Round small buffers that the stores take through a narrow format as whole buffers, not again for every result."""
+    nests: list[Nest] = []
+    stored = block.stores
+    for expr in dict.fromkeys(part for store in block.stores for part in walk(store.value)):
+        load = narrow_load(expr)
+        if load is None or not rounds(expr) or points(block.data) < _ROWS_THAT_REPAY * load.buffer.size:
+            continue
+        wide, nest = _widened(expr, copies, machine)
+        nests += nest
+        stored = tuple(replace(store, value=_exchange(store.value, expr, wide)) for store in stored)
+    return (block if not nests and stored is block.stores else replace(block, stores=stored)), nests
 
 
 def _packed(block: Block, operand: Expr, tiled: BlockIterator, size: int) -> Packed | None:

@@ -27,6 +27,7 @@ from stagedtensor.codegen.affine import (
 from stagedtensor.codegen.intervals import Interval, interval
 from stagedtensor.codegen.loop_ir import Apply, Block, BlockIterator, Expr, Let, Module, Proc, Symbol, Var, index
 from stagedtensor.codegen.rewrite import Rewriter, substitute
+from stagedtensor.codegen.schedule.analysis import without_single_lets
 from stagedtensor.codegen.schedule.guards import conjunction, conjuncts
 from stagedtensor.codegen.schedule.nest import index_symbol, rename
 from stagedtensor.precision import i64
@@ -136,4 +137,4 @@ def _at_once(block: Block) -> Block:
         return block
     initial = {item.symbol: item.init for item in block.accumulators}
     results = tuple(Let(item.symbol, substitute(item.update, initial)) for item in block.accumulators)
-    return replace(block, accumulators=(), lets=(*block.lets, *results))
+    return without_single_lets(replace(block, accumulators=(), lets=(*block.lets, *results)))

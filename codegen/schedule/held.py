@@ -27,6 +27,7 @@ from stagedtensor.codegen.loop_ir import (
     children,
 )
 from stagedtensor.codegen.passes.dependence import is_contraction
+from stagedtensor.codegen.passes.exact import exact_in
 from stagedtensor.codegen.rewrite import Rewriter, buffers_read, buffers_written, expressions, walk_stmts
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import inline_lets, loads_in
@@ -109,4 +110,11 @@ class _HoldWide(Rewriter):
 
     def store(self, store: Store) -> Store:
         new = super().store(store)
-        return new if store.buffer not in self.wide else replace(new, value=Cast(new.value, f32))
+        if store.buffer not in self.wide:
+            return new
+        value = new.value
+        # Asked of what it was before: a buffer that is held wide no longer says which values it has.
+        exact = isinstance(store.value, Cast) and not store.value.flush and exact_in(store.value.arg, store.value.type)
+        if exact and isinstance(value, Cast) and value.arg.type is f32:
+            return replace(new, value=value.arg)
+        return replace(new, value=Cast(value, f32))
