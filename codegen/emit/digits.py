@@ -85,7 +85,8 @@ def _digit(expr: Expr) -> Expr | None:
 
 
 def with_digit(expr: Expr, digit: Expr, other: Expr) -> Expr:
-    """Return ``expr`` with ``other`` for the digit."""
-    if expr == digit:
+    """Return ``expr`` with ``other``, below 16, for the digit."""
+    last_four = isinstance(expr, Apply) and expr.op == "mod" and expr.args[0] == digit and power_of_two(expr.args[1]) == 4
+    if expr == digit or last_four:
         return other
     return with_children(expr, tuple(with_digit(part, digit, other) for part in children(expr)))

@@ -58,6 +58,7 @@ _COSTLY_LANES = ("maximum", "minimum")
 """Compilers let each of a reduction's steps wait for several masks; a vector needs one, which waits for nothing."""
 _MOST_UNROLLED = 4
 _LEAST = 4
+_ALL = (1 << CELLS) - 1
 _LINE_BYTES = 64
 _LARGE = 1 << 25
 """Bytes of a result from which it is written past the cache: several times what a core keeps for itself."""
@@ -211,10 +212,8 @@ class _Judge:
         if expr.op not in _TESTS:
             return False
         if expr.args[0].type is i64:
-            limit = constant(expr.args[1])
-            return self._unrolled and expr.op == "lt" and expr.args[0] == Var(self._lane) and (
-                limit is not None and limit % CELLS == 0
-            )
+            known = expr.args[0] == Var(self._lane) and constant(expr.args[1]) is not None
+            return self._unrolled and expr.op == "lt" and known
         return expr.args[0].type in (f32, i32) and all(map(self._value, expr.args))
 
 
@@ -336,7 +335,9 @@ class VectorPrinter:
         if isinstance(arg, Cast) and arg.type in (f16, bf16):
             return self._call(f"through_{arg.type.name}_vf32", self._vector(arg.arg).code)
         if arg.type is i64:
-            return self._call("ramp_vi32", self.printer.text(Cast(substitute(arg, {self.lane: self._start}), i32)))
+            first = substitute(arg, {self.lane: self._start})
+            known = constant(first)
+            return self._call("ramp_vi32", self.printer.text(Cast(first, i32)) if known is None else str(known))
         return self._converted(self._value(arg), arg.type, expr.type)
 
     def _converted(self, value: Text, source: Prec, target: Prec) -> Text:
@@ -386,10 +387,9 @@ class VectorPrinter:
 
     def _where(self, test: Expr, then: Expr, other: Expr) -> Text:
         if isinstance(test, Apply) and test.args[0].type is i64 and self._varies(test):
-            first, limit = constant(self._start), constant(test.args[1])
-            assert first is not None
-            assert limit is not None
-            return self._vector(then if first < limit else other)
+            early = self._early(test)
+            if early in (0, _ALL):
+                return self._vector(then if early else other)
         branches = self._vector(then), self._vector(other)
         if not self._varies(test):
             condition = self.printer.condition(test).at(Level.OR)
@@ -400,11 +400,20 @@ class VectorPrinter:
             return Text(f"(st_vu32){self._call(pick, self._test(test), *codes).code}", Level.UNARY)
         return self._call(pick, self._test(test), *(branch.code for branch in branches))
 
+    def _early(self, test: Apply) -> int:
+        """The mask of the iterations below a constant."""
+        first, limit = constant(self._start), constant(test.args[1])
+        assert first is not None
+        assert limit is not None
+        return _ALL & ((1 << max(0, limit - first)) - 1)
+
     def _test(self, expr: Expr) -> str:
         """A mask with one bit a cell."""
         if not self._varies(expr):
             return f"(({self.printer.condition(expr).code}) ? 0xffff : 0)"
         assert isinstance(expr, Apply)
+        if expr.args[0].type is i64:
+            return hex(self._early(expr))
         if expr.op == "not":
             return f"({self._test(expr.args[0])} ^ 0xffff)"
         if expr.op in ("and", "or"):

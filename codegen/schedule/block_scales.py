@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from stagedtensor.codegen.affine import Affine, add, flat_index, multiply, to_expr
 from stagedtensor.codegen.loop_ir import (
     Alloc,
+    Apply,
     Buffer,
+    Const,
     Expr,
     Let,
     Load,
@@ -28,9 +30,9 @@ from stagedtensor.codegen.loop_ir import (
     index,
     with_children,
 )
-from stagedtensor.codegen.rewrite import substitute
+from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
-from stagedtensor.precision import f32
+from stagedtensor.precision import f32, i64
 
 _LEAST = 4
 Places = tuple[int, ...]
@@ -60,14 +62,59 @@ def side_by_side(lets: Sequence[Let], block: Symbol, blocks: int) -> SideBySide:
     filling: list[Stmt] = []
     values: dict[Symbol, Expr] = {}
     start = 0
-    for run in runs:
-        lane = index_symbol("i_lane")
-        moves = tuple(second - first for first, second in zip(run[0][0], run[1][0], strict=True))
-        value = substitute(_moving(run[0][1].value, list(moves), lane), {block: Var(number)})
+    shared: dict[Expr, Let] = {}
+    for run, value, lane in _joined(runs):
+        value = substitute(_lifted(value, lane, shared), {block: Var(number)})
         filling.append(loop(lane, len(run), (Store(buffer, (Var(number), add(start, Var(lane))), value),), "lane"))
-        values.update({let.symbol: Load(buffer, (Var(block), index(start + at))) for at, (_, let) in enumerate(run)})
+        values.update({let.symbol: Load(buffer, (Var(block), index(start + at))) for at, let in enumerate(run)})
         start += len(run)
-    return SideBySide((Alloc(buffer), loop(number, blocks, filling)), values)
+    lets = [replace(let, value=substitute(let.value, {block: Var(number)})) for let in shared.values()]
+    return SideBySide((Alloc(buffer), loop(number, blocks, (*lets, *filling))), values)
+
+
+def _joined(runs: Sequence[list[tuple[Places, Let]]]) -> list[tuple[list[Let], Expr, Symbol]]:
+    """Lets, value and lane of each run; runs that follow each other but for what no lane changes are one."""
+    found: list[tuple[list[Let], Expr, Symbol]] = []
+    for run in runs:
+        lets = [let for _, let in run]
+        moves = [second - first for first, second in zip(run[0][0], run[1][0], strict=True)]
+        if found:
+            before, value, lane = found[-1]
+            late = _moving(lets[0].value, list(moves), lane, len(before))
+            both = either(Apply("lt", (Var(lane), index(len(before))), i64), lane, value, late)
+            if both is not None:
+                found[-1] = ([*before, *lets], both, lane)
+                continue
+        lane = index_symbol("i_lane")
+        found.append((lets, _moving(lets[0].value, moves, lane, 0), lane))
+    return found
+
+
+def _lifted(expr: Expr, lane: Symbol, shared: dict[Expr, Let]) -> Expr:
+    """Name what no lane changes, once for all runs."""
+    if isinstance(expr, Const | Var) or expr.type is i64:
+        return expr
+    if lane not in symbols_of(expr):
+        hint = "step" if expr.type.is_float else "bits"
+        return Var(shared.setdefault(expr, Let(Symbol(hint, expr.type), expr)).symbol)
+    return expr if isinstance(expr, Load) else with_children(
+        expr, tuple(_lifted(part, lane, shared) for part in children(expr))
+    )
+
+
+def either(early: Expr, lane: Symbol, first: Expr, second: Expr) -> Expr | None:
+    """Return what is ``first`` where ``early`` holds and ``second`` elsewhere, None where they differ in what a lane changes."""
+    if first == second:
+        return first
+    if type(first) is not type(second) or first.type is not second.type:
+        return None
+    if first.type is not i64 and lane not in (*symbols_of(first), *symbols_of(second)):
+        return Apply("where", (early, first, second), first.type)
+    if isinstance(first, Load | Const | Var) or getattr(first, "op", "") != getattr(second, "op", ""):
+        return None
+    parts = [either(early, lane, a, b) for a, b in zip(children(first), children(second), strict=True)]
+    known = tuple(part for part in parts if part is not None)
+    return with_children(first, known) if len(known) == len(parts) else None
 
 
 def _shape(expr: Expr, places: list[int]) -> Hashable:
@@ -101,13 +148,13 @@ def _follows(run: list[tuple[Places, Let]], places: Places) -> bool:
     return len(run) < 2 or step == tuple(new - old for old, new in zip(run[-2][0], run[-1][0], strict=True))
 
 
-def _moving(expr: Expr, moves: list[int], lane: Symbol) -> Expr:
-    """The run's first value with each load moving by its step."""
+def _moving(expr: Expr, moves: list[int], lane: Symbol, first: int) -> Expr:
+    """The run's first value with each load moving by its step, from lane ``first`` on."""
     if isinstance(expr, Load):
         flat = flat_index(expr.buffer, expr.indices)
         step = moves.pop(0)
-        start = to_expr(Affine(flat.terms, flat.constant))
+        start = to_expr(Affine(flat.terms, flat.constant - step * first))
         return replace(expr, indices=(add(start, multiply(Var(lane), step)) if step else start,))
     if not children(expr):
         return expr
-    return with_children(expr, tuple(_moving(part, moves, lane) for part in children(expr)))
+    return with_children(expr, tuple(_moving(part, moves, lane, first) for part in children(expr)))

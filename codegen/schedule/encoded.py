@@ -41,7 +41,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.passes.simplify import simplify_positions
 from stagedtensor.codegen.rewrite import substitute, symbols_of
 from stagedtensor.codegen.schedule.analysis import Contraction, contraction, depends
-from stagedtensor.codegen.schedule.block_scales import side_by_side
+from stagedtensor.codegen.schedule.block_scales import either, side_by_side
 from stagedtensor.codegen.schedule.nest import index_symbol, inline_lets, loads_in, loop, nest, stores
 from stagedtensor.codegen.schedule.rows import fill, finals, merge_tree
 from stagedtensor.encoded import Encoded
@@ -185,22 +185,8 @@ def _joined(first: Segment, second: Segment, ranges: Mapping[Symbol, Interval]) 
     moved = simplify_positions(
         substitute(second.value, {second.lane: add(Var(lane), -half)}), {**ranges, lane: Interval(half, 2 * half - 1)}
     )
-    value = _either(Apply("lt", (Var(lane), index(half)), i64), lane, first.value, moved)
+    value = either(Apply("lt", (Var(lane), index(half)), i64), lane, first.value, moved)
     return None if value is None else Segment(first.start, 2 * half, lane, value)
-
-
-def _either(early: Expr, lane: Symbol, first: Expr, second: Expr) -> Expr | None:
-    if first == second:
-        return first
-    if type(first) is not type(second) or first.type is not second.type:
-        return None
-    if first.type is not i64 and lane not in (*symbols_of(first), *symbols_of(second)):
-        return Apply("where", (early, first, second), first.type)
-    if isinstance(first, Load | Const | Var) or getattr(first, "op", "") != getattr(second, "op", ""):
-        return None
-    parts = [_either(early, lane, a, b) for a, b in zip(children(first), children(second), strict=True)]
-    known = tuple(part for part in parts if part is not None)
-    return with_children(first, known) if len(known) == len(parts) else None
 
 
 def _lifted(part: Segment) -> tuple[list[Let], Expr]:

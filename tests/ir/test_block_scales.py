@@ -55,6 +55,27 @@ def test_interleaved_runs_are_sorted_out_and_have_the_same_values() -> None:
     assert np.count_nonzero(results[0]) > len(given)
 
 
+def test_runs_that_follow_each_other_are_one_and_what_no_lane_changes_is_named_once() -> None:
+    block = index_symbol("i_block")
+
+    def times(first: int, offset: int) -> Expr:
+        return Apply("mul", (Cast(Cast(byte(block, first), i32), f32), Cast(Cast(byte(block, offset), i32), f32)), f32)
+
+    given = lets([times(int(offset >= 8), offset) for offset in range(4, 12)])
+    found = side_by_side(given, block, BLOCKS)
+    loops = _loops(found.filling)
+    assert [stmt.iterator.bound for stmt in loops if stmt.kind == "lane"] == [8]
+    assert sum(isinstance(stmt, Let) for stmt in loops[0].body) == 2
+    cells = np.arange(CELLS.size).astype(np.uint8)
+    out = Buffer("out", f32, (BLOCKS, len(given)))
+    ahead = [Store(out, (Var(block), ir.index(at)), found.values[let.symbol]) for at, let in enumerate(given)]
+    arrays: dict[Buffer, Any] = {CELLS: cells, out: np.zeros(out.shape, np.float32)}
+    proc = ir.Proc("scales", (CELLS, out), (*found.filling, loop(block, BLOCKS, ahead)))
+    run_module(ir.Module("scales", (proc,), (CELLS, out), ()), arrays)
+    rows = cells.reshape(BLOCKS, NBYTES).astype(np.float32)
+    np.testing.assert_array_equal(arrays[out], rows[:, 4:12] * np.repeat(rows[:, :2], 4, axis=1))
+
+
 def test_short_runs_gaps_and_other_expressions_stay() -> None:
     block = index_symbol("i_block")
     assert side_by_side(lets([scale(block, offset) for offset in (4, 5, 6)]), block, BLOCKS).values == {}

@@ -59,16 +59,38 @@ def _loop(name: str) -> str:
     )
 
 
+_OTHERS = """
+void single_halves(int64_t size, float *to, const uint16_t *a) {
+    for (int64_t i = 0; i < size; i++) to[i] = st_one_f16_to_f32(a[i]);
+}
+void taken(float *to, const float *table, const int32_t *places) {
+    st_store_vf32(to, st_among_vf32(st_load_vf32(table), (st_vu32)st_load_vi32(places)));
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("vectors")
     target, gcc = detect(), compiler()
     assert gcc is not None
     text = prelude_source([], features=frozenset({"fma"})) + vector_functions(vector_names())
-    (folder / "loops.c").write_text(text + "".join(map(_loop, FUNCTIONS)))
+    (folder / "loops.c").write_text(text + "".join(map(_loop, FUNCTIONS)) + _OTHERS)
     command = [gcc, *FLAGS, "-O2", *target.flags, "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
     subprocess.run([*command, str(folder / "loops.c"), "-o", str(folder / "loops.so")], check=True, timeout=300)
     return ctypes.CDLL(str(folder / "loops.so"))
+
+
+def test_tables_and_single_halves(library: ctypes.CDLL) -> None:
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    wide = np.empty(codes.size, np.float32)
+    library.single_halves(ctypes.c_int64(codes.size), wide.ctypes.data_as(ctypes.c_void_p), codes.ctypes.data_as(ctypes.c_void_p))
+    assert differing(wide, codes.view(np.float16).astype(np.float32)).size == 0
+    table = np.random.default_rng(0).normal(0, 1, CELLS).astype(np.float32)
+    places = np.random.default_rng(1).integers(0, 1 << 32, CELLS, dtype=np.uint32)
+    taken = np.empty(CELLS, np.float32)
+    library.taken(*(cells.ctypes.data_as(ctypes.c_void_p) for cells in (taken, table, places)))
+    np.testing.assert_array_equal(taken, table[places % CELLS])
 
 
 def _operands(kind: str, size: int, seed: int) -> Array:
