@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from stagedtensor.codegen.affine import affine, constant, minimum, subtract, to_expr
 from stagedtensor.codegen.emit.c_like import Dialect, ExpressionPrinter
+from stagedtensor.codegen.emit.folds import fold
 from stagedtensor.codegen.emit.helpers import PART_FUNCTION, tile_name, transpose_name
 from stagedtensor.codegen.emit.matrix_helpers import matrix_tile_name
 from stagedtensor.codegen.emit.names import Names, sanitise
@@ -158,6 +159,9 @@ class BodyPrinter:
     def _statement(self, stmt: Stmt, depth: int) -> Iterator[str]:
         pad = _INDENT * depth
         text = self._printer.text
+        if self.vectors and (folded := fold(stmt)) is not None:
+            yield self._fold(*folded, pad)
+            return
         match stmt:
             case For():
                 yield from self._loop(stmt, depth)
@@ -199,6 +203,11 @@ class BodyPrinter:
                 yield f"{pad}{self.callees[stmt.proc]}({', '.join(arguments)});"
             case Block():
                 raise InternalError(f"block {stmt.name} reached emission without a schedule")
+
+    def _fold(self, name: str, states: Buffer, count: int, pad: str) -> str:
+        self.used.update((name, "st_load_vf32", "st_store_vf32"))
+        place = self.names.of(states)
+        return f"{pad}st_store_vf32({place}, {name}({count}, st_load_vf32({place})));"
 
     def _transpose(self, stmt: Tile, pad: str) -> str:
         target, start, stride, square = stmt.arguments

@@ -78,6 +78,10 @@ def _is_large(buffer: Buffer) -> bool:
     return buffer.space == "global" and buffer.nbytes >= _LARGE
 
 
+def _is_costly(expr: Expr) -> bool:
+    return isinstance(expr, Apply) and expr.op in _PROFIT
+
+
 def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol) -> int | None:
     return flat_index(buffer, indices).coefficient(lane)
 
@@ -233,6 +237,7 @@ class VectorPrinter:
         self._varying: set[Symbol] = {self.lane}
         self._start: Expr = Var(self.lane)
         self._some = ""
+        self._busy = False
 
     def step(self, body: Sequence[Stmt], start: Expr, some: str = "") -> Iterator[tuple[str, str]]:
         """Yield (what is set, value) for the sixteen iterations from ``start``; a call has nothing on its left.
@@ -241,6 +246,7 @@ class VectorPrinter:
         """
         self._start, self._some = start, some
         self._varying = {self.lane}
+        self._busy = any(_is_costly(part) for stmt in body if isinstance(stmt, Let | Store) for part in walk(stmt.value))
         for stmt in body:
             if isinstance(stmt, Let):
                 varies = self._varies(stmt.value)
@@ -268,6 +274,10 @@ class VectorPrinter:
         if self._some:
             return self._call(f"{'store' if value else 'load'}_some_{kind}", self._some, place, *value)
         return self._call(f"{verb}_{kind}", place, *value)
+
+    def _loads(self, buffer: Buffer) -> str:
+        """Memory delivers while exponentials are computed, if it is asked early."""
+        return "ahead" if self._busy and _is_large(buffer) and buffer.type in (f32, f16, bf16) else "load"
 
     def _place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         moved = tuple(substitute(part, {self.lane: self._start}) for part in indices)
@@ -307,7 +317,7 @@ class VectorPrinter:
             case Var(symbol):
                 return Text(self.printer.names.of(symbol))
             case Load(buffer, indices):
-                return self._memory("load", f"v{buffer.type.name}", self._place(buffer, indices))
+                return self._memory(self._loads(buffer), f"v{buffer.type.name}", self._place(buffer, indices))
             case Fma(a, b, c):
                 return self._call("fma_vf32", *(self._vector(part).code for part in (a, b, c)))
             case Cast():
@@ -330,7 +340,7 @@ class VectorPrinter:
             whole = self._memory(verb, f"{arg.type.name}_vi32", self._place(arg.buffer, arg.indices))
             return self._converted(whole, i32, expr.type)
         if isinstance(arg, Load) and arg.type in (f16, bf16):
-            halves = self._memory("load", "vu16", self._place(arg.buffer, arg.indices))
+            halves = self._memory(self._loads(arg.buffer), "vu16", self._place(arg.buffer, arg.indices))
             return self._call(f"{arg.type.name}_to_vf32", halves.code)
         if isinstance(arg, Cast) and arg.type in (f16, bf16):
             return self._call(f"through_{arg.type.name}_vf32", self._vector(arg.arg).code)

@@ -15,6 +15,12 @@ ST_FN st_vf32 st_load_vf32(const float *from) {
 }
 //! st_store_vf32 | needs st_vectors
 ST_FN void st_store_vf32(float *to, st_vf32 cells) { __builtin_memcpy(to, &cells, sizeof cells); }
+//! st_ahead_vf32 | needs st_load_vf32
+/* Sixteen cells of what is too large for the cache; asks for those to come. */
+ST_FN st_vf32 st_ahead_vf32(const float *from) {
+    __builtin_prefetch((const char *)from + 4096);
+    return st_load_vf32(from);
+}
 //! st_load_vi32 | needs st_vectors
 ST_FN st_vi32 st_load_vi32(const int32_t *from) {
     st_vi32 cells;
@@ -26,6 +32,12 @@ ST_FN st_vu16 st_load_vu16(const uint16_t *from) {
     st_vu16 cells;
     __builtin_memcpy(&cells, from, sizeof cells);
     return cells;
+}
+//! st_ahead_vu16 | needs st_load_vu16
+/* As st_ahead_vf32. */
+ST_FN st_vu16 st_ahead_vu16(const uint16_t *from) {
+    __builtin_prefetch((const char *)from + 4096);
+    return st_load_vu16(from);
 }
 //! st_store_vu16 | needs st_vectors
 ST_FN void st_store_vu16(uint16_t *to, st_vu16 cells) { __builtin_memcpy(to, &cells, sizeof cells); }
@@ -215,6 +227,25 @@ ST_FN st_vf32 st_max_vf32(st_vf32 a, st_vf32 b) { return st_pick_vf32(st_ne_vf32
 //! st_min_vf32 | needs st_less_or_vf32 st_ne_vf32 st_pick_vf32
 /* As st_min_f32, but for which NaN is taken of two. */
 ST_FN st_vf32 st_min_vf32(st_vf32 a, st_vf32 b) { return st_pick_vf32(st_ne_vf32(b, b), b, st_less_or_vf32(b, a)); }
+//! st_turned_vf32 | needs st_ramp_vi32
+/* The cells count places further on come first, the first ones last. */
+ST_FN st_vf32 st_turned_vf32(st_vf32 x, int32_t count) {
+#if defined(__clang__)
+    return __builtin_ia32_permvarsf512(x, st_ramp_vi32(count) & 15);
+#else
+    return __builtin_shuffle(x, st_ramp_vi32(count) & 15);
+#endif
+}
+//! st_fold_max_vf32 | needs st_max_vf32 st_turned_vf32 st_first_cells
+/* The first count cells against those that follow; the other cells stay. */
+ST_FN st_vf32 st_fold_max_vf32(int32_t count, st_vf32 x) {
+    return st_pick_vf32(st_first_cells(count), st_max_vf32(x, st_turned_vf32(x, count)), x);
+}
+//! st_fold_min_vf32 | needs st_min_vf32 st_turned_vf32 st_first_cells
+/* The first count cells against those that follow; the other cells stay. */
+ST_FN st_vf32 st_fold_min_vf32(int32_t count, st_vf32 x) {
+    return st_pick_vf32(st_first_cells(count), st_min_vf32(x, st_turned_vf32(x, count)), x);
+}
 //! st_relu_vf32 | needs st_le_vf32 st_pick_vf32
 /* As st_relu_f32. */
 ST_FN st_vf32 st_relu_vf32(st_vf32 x) { return st_pick_vf32(st_le_vf32(x, (st_vf32){0}), (st_vf32){0}, x); }

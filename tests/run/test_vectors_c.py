@@ -150,5 +150,6 @@ def test_routines_have_the_bits_of_scalar_text(
 ) -> None:
     got = _results(prec, 150, tmp_path / "vectors", vectors=True)
     monkeypatch.setattr(body, "in_vectors", lambda loop, bounds: False)
+    monkeypatch.setattr(body, "fold", lambda stmt: None)
     for mine, expected in zip(got, _results(prec, 150, tmp_path / "scalars", vectors=False), strict=True):
         assert differing(mine, expected).size == 0
