@@ -15,7 +15,7 @@ import stagedtensor as st
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.emit.cuda import emit_cuda
 from stagedtensor.codegen.pipeline import generate_cuda
-from stagedtensor.codegen.schedule.cuda import launch_of, schedule_cuda
+from stagedtensor.codegen.schedule.cuda import launch_of, recomputed, schedule_cuda
 from stagedtensor.errors import MemoryCheckError
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, bf16, f16, f32
@@ -267,3 +267,38 @@ def test_gradients_compile(prec: str) -> None:
     binary = compile_cuda(made.source, "sm_90")
     assert binary.warnings == ()
     assert all(item.spill_bytes == 0 for item in binary.resources)
+
+
+def training(device: str) -> tuple[list[Array], st.Routine]:
+    """The gradients of causal attention between projections, everything in bf16."""
+    with st.Session(), st.Context(device) as ctx:
+        x = st.placeholder("x", batch=[2, 24], output=[32])
+        with st.master_weights("bf16"):
+            loss = st.mean(st.cast(st.nn.multi_head_attention(32, 2, causal=True)(x), "f32") ** 2)
+        st.PrecisionPolicy(activation=st.bf16, grad=st.bf16).apply(loss)
+        ctx.init_params(loss, seed=0)
+        routine = ctx.compile(st.grad_update(loss))
+        ctx.set_values(x, np.random.default_rng(0).standard_normal((2, 24, 32)))
+        ctx.run(routine)
+        return [ctx.get_values(p.grad).astype(np.float64) for p in loss.params if p.grad is not None], routine
+
+
+def test_gradients_compute_scores_again_and_store_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, before = training("cuda-emulated")
+    monkeypatch.setattr(recomputed, "LEAST_BYTES", 0)
+    again, after = training("cuda-emulated")
+    scores = "[2, 2, 24, 24]"
+    assert scores in {line.shape for line in before.executable.temporaries}
+    assert scores not in {line.shape for line in after.executable.temporaries}
+    assert after.executable.arena_bytes < before.executable.arena_bytes
+    assert len(after.kernels) <= len(before.kernels)
+    assert sum(kernel.path.count("rows through") for kernel in after.kernels) == 4, "forward, and one for each of q, k, v"
+    for mine, same, expected in zip(again, stored, training("reference")[0], strict=True):
+        np.testing.assert_array_equal(mine, same)
+        np.testing.assert_allclose(mine, expected, rtol=UNITS["bf16"], atol=UNITS["bf16"] * np.abs(expected).max())
+
+
+def test_scores_are_kept_where_a_later_product_is_not_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputed, "LEAST_BYTES", 0)
+    _, routine = attention("cuda-emulated", "f32", (2, 2, 20, 20, 8), causal=True)
+    assert "[2, 2, 20, 20]" in {line.shape for line in routine.executable.temporaries}

@@ -7,7 +7,7 @@ rounding. Prints nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from stagedtensor.codegen.loop_ir import Alloc, Block, Buffer, Cost, Module, Proc, Stmt
@@ -17,6 +17,7 @@ from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_singl
 from stagedtensor.codegen.schedule.cuda.chains import Chains, chains
 from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block, several_parts, whole
 from stagedtensor.codegen.schedule.cuda.launch import SHARED_BYTES, WARP, CudaNest, Launch
+from stagedtensor.codegen.schedule.cuda.row_group import RowGroup
 from stagedtensor.codegen.schedule.cuda.row_tiles import RowTiling
 from stagedtensor.codegen.schedule.cuda.side_by_side import parts_of, proc_launch as launch_of, side_by_side
 from stagedtensor.codegen.schedule.cuda.together import groups, together
@@ -40,22 +41,22 @@ def schedule_cuda(
     kernels: list[Proc] = []
     taken = chains(plain, several_parts) if fusion else Chains()
     scratch: list[Buffer] = list(taken.scratch)
-    for places in _parts(plain, through) if fusion else [[place] for place in range(len(work))]:
-        tiles = through.tiles.get(places[0])
-        if tiles is not None:
-            kernels.append(_whole([work[place] for place in places], tiles.body, tiles.launch, tiles.path))
+    for part in _parts(plain, through) if fusion else [[place] for place in range(len(work))]:
+        if isinstance(part, RowGroup):
+            tiles = through.tiles(part)
+            kernels.append(_whole([work[place] for place in part.places], tiles.body, tiles.launch, tiles.path))
             continue
-        if len(places) > 1:
-            members = [plain[place] for place in places]
-            kernels.append(_whole([work[place] for place in places], *together(members)))
+        if len(part) > 1:
+            members = [plain[place] for place in part]
+            kernels.append(_whole([work[place] for place in part], *together(members)))
             continue
-        kernel, block = work[places[0]]
+        kernel, block = work[part[0]]
         base = kernel.name if len(kernel.body) == 1 else block.name
-        if places[0] in taken.blocks:
-            kernels += [_proc(kernel, block, item.name, whole(item)) for item in taken.blocks[places[0]]]
+        if part[0] in taken.blocks:
+            kernels += [_proc(kernel, block, item.name, whole(item)) for item in taken.blocks[part[0]]]
             continue
         for nest in plan_block(block, chosen):
-            kernels.append(_proc(kernel, block, base, replace(nest, path=through.said(places[0], nest.path))))
+            kernels.append(_proc(kernel, block, base, replace(nest, path=through.said(part[0], nest.path))))
             scratch += nest.scratch
     stored = tuple(buffer for buffer in module.temporaries if buffer not in through.slabs)
     spared = Decision(Mode.LOCAL, "a tile of its rows at a time, in shared memory")
@@ -63,21 +64,32 @@ def schedule_cuda(
     return replace(module, kernels=tuple(kernels), temporaries=(*stored, *scratch), placements=placements)
 
 
-def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[list[int]]:
-    """The places of blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves."""
+def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[RowGroup | list[int]]:
+    """Blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves, these two by their places."""
     run: list[int] = []
-    done: set[int] = set()
-    for place in range(len(blocks)):
-        group = through.groups.get(place)
-        if group is None:
-            run += [] if place in done or place in through.members else [place]
-            continue
-        run += [other for other in group.before if other not in done and other not in through.members]
-        done.update(group.before)
-        yield from _by_rows(blocks, run)
-        yield list(group.places)
-        run = []
+    for item in _ordered(range(len(blocks)), through, set()):
+        if isinstance(item, RowGroup):
+            yield from _by_rows(blocks, run)
+            yield item
+            run = []
+        else:
+            run.append(item)
     yield from _by_rows(blocks, run)
+
+
+def _ordered(places: Iterable[int], through: RowTiling, done: set[int]) -> Iterator[RowGroup | int]:
+    """Groups, and the places of all other blocks; those that a group follows stand before it."""
+    for place in places:
+        if place in done:
+            continue
+        group = through.groups.get(place)
+        if group is not None:
+            done.update(group.own)
+            yield from _ordered(group.before, through, done)
+            yield group
+        elif place not in through.members:
+            done.add(place)
+            yield place
 
 
 def _by_rows(blocks: Sequence[Block], run: Sequence[int]) -> Iterator[list[int]]:

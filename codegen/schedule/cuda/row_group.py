@@ -51,23 +51,35 @@ class Member:
         return tuple(item for item in self.block.data if item.symbol not in self.symbols)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowGroup:
     """Blocks that run together. ``extents`` are those of the outer axes and, last, the rows.
 
     ``slabs`` exist within a tile only: for each, at which of its axes the outer iterators and the rows stand. ``before`` are
-    the places of blocks from between the members that must come before all of them.
+    the places of blocks from between the members that must come before all of them. The first ``copies`` members are copies of
+    blocks that stand, and run, elsewhere.
     """
 
     members: tuple[Member, ...]
     extents: tuple[int, ...]
     slabs: dict[Buffer, tuple[int, ...]]
     before: tuple[int, ...]
+    copies: int = 0
 
     @property
     def places(self) -> tuple[int, ...]:
         """Where the blocks stood."""
         return tuple(member.place for member in self.members)
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """Where those blocks stood that run nowhere else."""
+        return self.places[self.copies :]
+
+    @property
+    def start(self) -> int:
+        """The place of the group in the order of kernels."""
+        return self.own[0]
 
 
 def row_groups(
@@ -80,7 +92,7 @@ def row_groups(
     for start, block in enumerate(blocks):
         if start in taken or not (symbols := _begins(block, temporaries)):
             continue
-        gathered = _gathered(start, symbols, blocks, effects, taken)
+        gathered = _gathered(start, symbols, blocks, effects, temporaries, taken)
         group = _finished(gathered, blocks, temporaries)
         while group is not None and not fits(group):
             gathered.members = gathered.members[: len(group.members) - 1]
@@ -93,7 +105,7 @@ def row_groups(
 
 def _begins(block: Block, temporaries: Collection[Buffer]) -> tuple[Symbol, ...]:
     """The outer iterators and the row of a product that makes a matrix per outer point; () where it makes none."""
-    if len(block.stores) != 1 or block.stores[0].buffer not in temporaries or not _static(block):
+    if len(block.stores) != 1 or block.stores[0].buffer not in temporaries or not is_static(block):
         return ()
     (store,) = block.stores
     leading = zip(store.indices[:-1], store.buffer.shape, strict=False)
@@ -101,10 +113,11 @@ def _begins(block: Block, temporaries: Collection[Buffer]) -> tuple[Symbol, ...]
     symbols = tuple(part.symbol for part in parts if isinstance(part, Var))
     if len(symbols) != len(parts) or len(symbols) < 2 or not _iterates(block, symbols):
         return ()
-    return symbols if _product(block, symbols) is not None else ()
+    return symbols if as_product(block, symbols) is not None else ()
 
 
-def _static(block: Block) -> bool:
+def is_static(block: Block) -> bool:
+    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, cells not chosen by data."""
     return (
         not block.scatter
         and block.guard is None
@@ -116,8 +129,8 @@ def _iterates(block: Block, symbols: tuple[Symbol, ...]) -> bool:
     return len(set(symbols)) == len(symbols) and set(symbols) <= {item.symbol for item in block.data}
 
 
-def _product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
-    """A block as a product for each outer point, its rows those of ``symbols``; None where an operand is common to all."""
+def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
+    """Return a block as a product for each outer point, its rows those of ``symbols``; None where an operand is common to all."""
     fixed = replace(block, iterators=tuple(item for item in block.iterators if item.symbol not in symbols[:-1]))
     found = contraction(fixed)
     given = None if found is None else product(found)
@@ -146,15 +159,20 @@ def _gathered(
     symbols: tuple[Symbol, ...],
     blocks: Sequence[Block],
     effects: Sequence[Effects],
+    temporaries: Collection[Buffer],
     taken: Collection[int],
 ) -> _Gathered:
     """What may run with the block at ``start``."""
-    first = Member(start, blocks[start], symbols, _product(blocks[start], symbols))
-    bounds = {item.symbol: item.bound for item in first.block.iterators}
-    extents = tuple(bounds[symbol] for symbol in symbols)
+    first = Member(start, blocks[start], symbols, as_product(blocks[start], symbols))
+    extents = _extents(first)
     found, behind = _Gathered([first], dict(_written_axes(first) or ()), []), list[int]()
     for place in range(start + 1, min(len(blocks), start + _LOOK_AHEAD)):
         member = None if place in taken else _member(place, blocks[place], found.axes, extents)
+        if member is None and place not in taken and (own := _begins(blocks[place], temporaries)):
+            beside = Member(place, blocks[place], own, as_product(blocks[place], own))
+            made = blocks[place].stores[0].buffer
+            # a second matrix of the same rows, which some member may read beside the first
+            member = beside if made.shape == first.block.stores[0].buffer.shape and _extents(beside) == extents else None
         new = None if member is None else _written_axes(member)
         waits = any(conflict(effects[other], effects[place]) for other in behind)
         if member and new and not waits and _divided([*found.members, member], {**found.axes, **new}):
@@ -178,30 +196,33 @@ def _finished(gathered: _Gathered, blocks: Sequence[Block], temporaries: Collect
     written = dict.fromkeys(store.buffer for member in members for store in member.block.stores)
     slabs = {buffer: gathered.axes[buffer] for buffer in written if buffer in temporaries and buffer not in outside}
     first = members[0]
-    bounds = {item.symbol: item.bound for item in first.block.iterators}
-    extents = tuple(bounds[symbol] for symbol in first.symbols)
     before = tuple(place for place in gathered.before if place < members[-1].place)
-    return RowGroup(tuple(members), extents, slabs, before) if first.block.stores[0].buffer in slabs else None
+    return RowGroup(tuple(members), _extents(first), slabs, before) if first.block.stores[0].buffer in slabs else None
+
+
+def _extents(member: Member) -> tuple[int, ...]:
+    bounds = {item.symbol: item.bound for item in member.block.iterators}
+    return tuple(bounds[symbol] for symbol in member.symbols)
 
 
 def _member(place: int, block: Block, axes: dict[Buffer, tuple[int, ...]], extents: tuple[int, ...]) -> Member | None:
     """``block`` as a member of the group that writes ``axes``, None where it is no step of the group's rows."""
-    if not _static(block):
+    if not is_static(block):
         return None
-    found = {_at(indices, axes[buffer]) for buffer, indices in accesses(block) if buffer in axes}
+    found = {at_axes(indices, axes[buffer]) for buffer, indices in accesses(block) if buffer in axes}
     if len(found) != 1 or None in found:
         return None
     (symbols,) = found
     bounds = {item.symbol: item.bound for item in block.iterators}
     if symbols is None or not _iterates(block, symbols) or tuple(bounds[symbol] for symbol in symbols) != extents:
         return None
-    given = _product(block, symbols) if block.reduce else None
+    given = as_product(block, symbols) if block.reduce else None
     rowwise = not block.accumulators or (len(block.data) == len(symbols) and bool(block.reduce) and combinable(block))
     return Member(place, block, symbols, given) if given is not None or rowwise else None
 
 
-def _at(indices: Sequence[Expr], axes: tuple[int, ...]) -> tuple[Symbol, ...] | None:
-    """The symbols that stand at ``axes``, None where something else does."""
+def at_axes(indices: Sequence[Expr], axes: tuple[int, ...]) -> tuple[Symbol, ...] | None:
+    """Return the symbols that stand at ``axes``, None where something else does."""
     found = tuple(part.symbol for axis in axes if isinstance(part := indices[axis], Var))
     return found if len(found) == len(axes) else None
 
@@ -226,7 +247,7 @@ def axes_of(indices: Sequence[Expr], symbols: Sequence[Symbol]) -> tuple[int, ..
 def _divided(members: Sequence[Member], axes: dict[Buffer, tuple[int, ...]]) -> bool:
     """Tell whether every access of what the members write keeps to the outer point and the row at hand."""
     return all(
-        _at(indices, axes[buffer]) == member.symbols
+        at_axes(indices, axes[buffer]) == member.symbols
         for member in members
         for buffer, indices in accesses(member.block)
         if buffer in axes

@@ -54,6 +54,7 @@ from stagedtensor.codegen.schedule.cuda.launch import (
 from stagedtensor.codegen.schedule.cuda.mma import ENOUGH_TILES, Shape, depth_of, multiplied
 from stagedtensor.codegen.schedule.cuda.operands import Multiplied, Product, Tiles
 from stagedtensor.codegen.schedule.cuda.panel import Resident
+from stagedtensor.codegen.schedule.cuda.recomputed import Recomputation
 from stagedtensor.codegen.schedule.cuda.row_group import Member, RowGroup, accesses, row_groups, within_row
 from stagedtensor.codegen.schedule.cuda.rows import meet_in_warp, results_of, scoped
 from stagedtensor.codegen.schedule.cuda.tile import TileShape, tiled
@@ -78,35 +79,54 @@ class RowTiles:
 
 
 class RowTiling:
-    """The groups among ``blocks`` whose intermediates fit into ``most_bytes`` of shared memory, by the place of their first.
+    """The groups among ``blocks`` whose intermediates fit into ``most_bytes`` of shared memory, by their place.
 
-    ``tiles`` are their launches, ``members`` the places of all their blocks, ``slabs`` what needs no other memory.
+    ``members`` are the places of all their blocks, ``slabs`` what needs no other memory.
     """
 
     def __init__(
         self, blocks: Sequence[Block], temporaries: Collection[Buffer], numerics: Numerics, most_bytes: int
     ) -> None:
-        self.tiles: dict[int, RowTiles] = {}
+        self._planned: dict[RowGroup, RowTiles | str] = {}
         self._stored: dict[int, str] = {}
         self._numerics = numerics
         self._most_bytes = most_bytes
         found = row_groups(blocks, temporaries, self._fits)
-        self.groups = {group.places[0]: group for group in found}
-        self.members = frozenset(place for group in found for place in group.places)
-        self.slabs = frozenset(buffer for group in found for buffer in group.slabs)
+        self.groups = Recomputation(found, blocks, temporaries, self._fits, self._on_tensor_cores).by_start
+        self.members = frozenset(place for group in self.groups.values() for place in group.own)
+        written = {store.buffer for block in blocks for store in block.stores}
+        kept = {buffer for buffer, _ in self._accesses(blocks)}
+        self.slabs = frozenset(buffer for buffer in written if buffer in temporaries and buffer not in kept)
+
+    def tiles(self, group: RowGroup) -> RowTiles:
+        """Return the launch of a group."""
+        planned = self._planned[group]
+        assert isinstance(planned, RowTiles)
+        return planned
 
     def said(self, place: int, path: str) -> str:
         """Return ``path`` of the block at ``place``, with the reason where it might have been the first of a group."""
         reason = self._stored.get(place)
-        return path if reason is None or place in self.tiles else f"{path}; result stored: {reason}"
+        return path if reason is None else f"{path}; result stored: {reason}"
+
+    def _accesses(self, blocks: Sequence[Block]) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+        """What is still read or written in global memory."""
+        for place, block in enumerate(blocks):
+            if place not in self.members:
+                yield from accesses(block)
+        for group in self.groups.values():
+            for member in group.members:
+                yield from (item for item in accesses(member.block) if item[0] not in group.slabs)
 
     def _fits(self, group: RowGroup) -> bool:
         planned = row_tiles(group, self._numerics, self._most_bytes)
+        self._planned[group] = planned
         if isinstance(planned, str):
-            self._stored[group.places[0]] = planned
-            return False
-        self.tiles[group.places[0]] = planned
-        return True
+            self._stored[group.start] = planned
+        return isinstance(planned, RowTiles)
+
+    def _on_tensor_cores(self, given: Product) -> bool:
+        return not isinstance(for_tensor_cores(given, self._numerics), str)
 
 
 def row_tiles(group: RowGroup, numerics: Numerics, most_bytes: int = SHARED_BYTES) -> RowTiles | str:
