@@ -42,6 +42,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.prelude.vectors import CELLS
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
+from stagedtensor.codegen.schedule.matrix_copy import TRANSPOSE_PAIRS
 from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
 from stagedtensor.codegen.schedule.microkernel import MULTIPLY, MULTIPLY_ADD
 from stagedtensor.codegen.schedule.transpose import TRANSPOSE
@@ -190,6 +191,8 @@ class BodyPrinter:
                 yield self._transpose(stmt, pad)
             case Tile(name=name) if name in (MULTIPLY, MULTIPLY_ADD):
                 yield from self._multiply(stmt, pad)
+            case Tile(name=name) if name == TRANSPOSE_PAIRS:
+                yield self._transpose_pairs(stmt, pad)
             case Tile(name=name) if name in MATRIX_TILES:
                 yield self._matrix_multiply(stmt, pad)
             case Tile():
@@ -243,6 +246,14 @@ class BodyPrinter:
         yield from (f"{pad}{_INDENT}{part}," for part in terms[:-1])
         yield f"{pad}{_INDENT}{terms[-1]}"
         yield f"{pad});"
+
+    def _transpose_pairs(self, stmt: Tile, pad: str) -> str:
+        target, start, stride, square = stmt.arguments
+        assert isinstance(square, Buffer)
+        name = transpose_name(stmt.m)
+        self.used.add(name)
+        words = f"(float (*)[{stmt.m}]){self.names.of(square)}"
+        return f"{pad}{name}((float *)({self._cell_address(target, start)}), {self._index_text(stride)}, {words});"
 
     def _matrix_multiply(self, stmt: Tile, pad: str) -> str:
         sums, rows, first_row, step, panel, first, count = stmt.arguments

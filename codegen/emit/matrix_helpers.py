@@ -6,7 +6,8 @@ functions of the prelude, which are instructions or plain C, and are the same te
 
 from __future__ import annotations
 
-from stagedtensor.codegen.schedule.matrix_tile import COLUMNS, MATRIX_TILES, SIDE, TERMS
+from stagedtensor.codegen.schedule.matrix_copy import COLUMNS, SIDE, TERMS
+from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
 
 
 def matrix_tile_name(kind: str, rows: int) -> str:

@@ -1,4 +1,4 @@
-"""Contractions of bf16 operands for processors with matrix tiles: copies of operands, and the tile's inner loops as one call.
+"""Contractions of bf16 operands for processors with matrix tiles: which run there, and the tile's inner loops as one call.
 
 In: a contraction with f32 sums. Out: a :class:`MatrixPlan`: the copies to be made first and the block that reads them, or the
 reason why the contraction is computed with widened operands. The order of sums on these units, for every cell: terms in blocks
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from stagedtensor.codegen.affine import add, as_index, constant, flat_index, minimum, multiply, to_expr
+from stagedtensor.codegen.affine import add, constant, flat_index, multiply, to_expr
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -26,10 +26,7 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     Fma,
     If,
-    Layout,
     Load,
-    Reorder,
-    Split,
     Stmt,
     Store,
     Symbol,
@@ -40,8 +37,16 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.analysis import Contraction, cost_of, depends, stride
 from stagedtensor.codegen.schedule.columns import TileShape, columns
-from stagedtensor.codegen.schedule.elementwise import elementwise
 from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.matrix_copy import (
+    COLUMNS,
+    SIDE,
+    TERMS,
+    Copied,
+    panels_of_pairs,
+    reading,
+    rows_of_terms,
+)
 from stagedtensor.codegen.schedule.microkernel import Accumulation
 from stagedtensor.codegen.schedule.nest import index_symbol, loads_in, loop, nest
 from stagedtensor.codegen.schedule.nests import Nest, one_launch
@@ -58,22 +63,6 @@ MATRIX_MULTIPLY_ADD = "matrix_multiply_add"
 _Body: TypeAlias = Callable[[tuple[Expr, ...]], tuple[Stmt, ...]]
 
 MATRIX_TILES = (MATRIX_MULTIPLY, MATRIX_MULTIPLY_ADD)
-
-TERMS = 32
-"""Terms of a block: one row of a matrix tile of bf16."""
-SIDE = 16
-"""Rows of a matrix tile, and columns of one of f32."""
-COLUMNS = 2 * SIDE
-"""Columns of a panel: two matrix tiles side by side."""
-
-
-@dataclass(frozen=True)
-class Copied:
-    """An operand's copy: the buffer, and the block that fills it."""
-
-    buffer: Buffer
-    block: Block
-
 
 @dataclass(frozen=True)
 class MatrixPlan:
@@ -107,9 +96,9 @@ def matrix_nests(
     for copy in plan.copies:
         spent = cost_of(copy.block)
         threads = spent.nbytes > machine.serial_bytes
-        filling, _ = elementwise(copy.block, parallel=threads, keep_nest=True)
+        filling, how = copy.filled(parallel=threads)
         suffix = f"_{copy.buffer.name}"
-        nests.append(one_launch(filling, "copies an operand for matrix tiles", spent, threads, suffix, (copy.buffer,)))
+        nests.append(one_launch(filling, f"copies an operand for matrix tiles{how}", spent, threads, suffix, (copy.buffer,)))
     body, _ = columns(plan.block, plan.column, plan.row, plan.shape, parallel=parallel, kernel=matrix_multiply)
     size = f"{plan.shape.rows}x{plan.shape.columns}"
     copied = f"{len(plan.copies)} copied operand{'s' if len(plan.copies) > 1 else ''}"
@@ -143,12 +132,12 @@ def matrix_plan(found: Contraction, most_scratch: int) -> MatrixPlan | str:
     roles = _roles(found)
     if roles is None:
         return f"fewer than {SIDE} rows or columns"
-    copies = [_panels(block, roles, terms)]
-    panels = _reading(block, copies[0].buffer, roles.columns, (terms, roles.column))
+    copies = [panels_of_pairs(block, roles.columns, terms, roles.column)]
+    panels = reading(block, copies[0].buffer, roles.columns, (terms, roles.column))
     rows = roles.rows
     if not _lies_in_rows(roles, terms):
-        copies.append(_rows(block, roles, terms))
-        rows = _reading(block, copies[1].buffer, roles.rows, (roles.row, terms))
+        copies.append(rows_of_terms(block, roles.rows, terms, roles.row))
+        rows = reading(block, copies[1].buffer, roles.rows, (roles.row, terms))
     if any(copy.buffer.nbytes > most_scratch for copy in copies):
         return "operands too large to be copied"
     (item,) = block.accumulators
@@ -190,72 +179,6 @@ def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
     if not isinstance(load, Load) or load.buffer.space != "global" or any(loads_in(part) for part in load.indices):
         return False
     return stride(load, terms.symbol) == 1 and stride(load, roles.row.symbol) is not None
-
-
-# -- copies -------------------------------------------------------------------------------------------------------
-
-
-def _outer(block: Block, operand: Expr, inner: Sequence[BlockIterator]) -> tuple[BlockIterator, ...]:
-    return tuple(item for item in block.iterators if item not in inner and depends(operand, item))
-
-
-def _reading(block: Block, buffer: Buffer, operand: Expr, inner: tuple[BlockIterator, BlockIterator]) -> Load:
-    return Load(buffer, tuple(Var(item.symbol) for item in (*_outer(block, operand, inner), *inner)))
-
-
-def _name(operand: Expr, ending: str) -> str:
-    return f"{loads_in(operand)[0].buffer.name.replace('.', '_')}_{ending}"
-
-
-def _panels(block: Block, roles: _Roles, terms: BlockIterator) -> Copied:
-    """The column operand in panels of 32 columns, two terms of a column side by side::
-
-        [outer axes..., column // 32, term // 2, column % 32, term % 2]
-
-    Beyond the ends the last column and the last term stand again, which nobody uses.
-    """
-    operand, column = roles.columns, roles.column
-    outer = _outer(block, operand, (terms, column))
-    rank = len(outer)
-    order = (*range(rank), rank + 2, rank, rank + 3, rank + 1)
-    layout = Layout((Split(rank + 1, COLUMNS), Split(rank, 2), Reorder(order)))
-    # after the splits: term // 2, term % 2, column // 32, column % 32
-    shape = (*(item.bound for item in outer), terms.bound, column.bound)
-    buffer = Buffer(_name(operand, "pairs"), bf16, shape, layout=layout)
-    fresh = {item.symbol: index_symbol(item.symbol.hint) for item in outer}
-    panel, half = index_symbol("i_panel"), index_symbol(f"{terms.symbol.hint}_half")
-    within, which = index_symbol(column.symbol.hint), index_symbol("i_of_two")
-    term = add(multiply(Var(half), 2), Var(which))
-    place = add(multiply(Var(panel), COLUMNS), Var(within))
-    mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh.items()}
-    mapping[terms.symbol] = minimum(term, terms.bound - 1) if terms.bound % 2 else term
-    mapping[column.symbol] = minimum(place, column.bound - 1) if column.bound % COLUMNS else place
-    iterators = (
-        *(replace(item, symbol=fresh[item.symbol], kind="data") for item in outer),
-        _fixed(panel, -(-column.bound // COLUMNS)),
-        _fixed(half, -(-terms.bound // 2)),
-        _fixed(within, COLUMNS),
-        _fixed(which, 2),
-    )
-    cell = (*(mapping[item.symbol] for item in outer), term, place)
-    store = Store(buffer, cell, substitute(operand, mapping))
-    return Copied(buffer, Block(buffer.name, iterators, (store,), origins=block.origins, composite=block.composite))
-
-
-def _rows(block: Block, roles: _Roles, terms: BlockIterator) -> Copied:
-    """The row operand with its terms side by side: ``[outer axes..., row, term]``."""
-    operand, row = roles.rows, roles.row
-    axes = (*_outer(block, operand, (row, terms)), row, terms)
-    buffer = Buffer(_name(operand, "rows"), bf16, tuple(item.bound for item in axes))
-    fresh = {item.symbol: index_symbol(item.symbol.hint) for item in axes}
-    mapping: dict[Symbol, Expr] = {old: Var(new) for old, new in fresh.items()}
-    iterators = tuple(replace(item, symbol=fresh[item.symbol], kind="data") for item in axes)
-    store = Store(buffer, tuple(mapping[item.symbol] for item in axes), substitute(operand, mapping))
-    return Copied(buffer, Block(buffer.name, iterators, (store,), origins=block.origins, composite=block.composite))
-
-
-def _fixed(symbol: Symbol, extent: int) -> BlockIterator:
-    return BlockIterator(symbol, as_index(extent), extent)
 
 
 # -- the tile -----------------------------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ def test_products_have_the_units_order_of_sums(rows: int, columns: int, terms: i
 
 
 @pytest.mark.parametrize("spec", ["ik; jk => ij", "ki; kj => ij", "ki; jk => ij", "ik; kj => ji"])
-def test_operands_may_lie_any_way(spec: str) -> None:
-    sizes = {"i": 40, "j": 52, "k": 68}
+@pytest.mark.parametrize("sizes", [{"i": 40, "j": 52, "k": 69}, {"i": 48, "j": 52, "k": 70}], ids=["uneven", "squares"])
+def test_operands_may_lie_any_way(spec: str, sizes: dict[str, int]) -> None:
     left, right = (spec.replace("=>", ";").replace(" ", "").split(";")[at] for at in (0, 1))
     a, b = (narrow(tuple(sizes[axis] for axis in axes), at) for at, axes in enumerate((left, right)))
     rows, columns = (a if left == "ik" else a.T), (b if right == "kj" else b.T)
@@ -102,6 +102,9 @@ def test_operands_may_lie_any_way(spec: str) -> None:
     cells, routine = product(spec, a, b)
     np.testing.assert_array_equal(cells, expected.T if spec.endswith("ji") else expected)
     assert "matrix tiles" in path(routine)
+    turned = [kernel for kernel in routine.kernels if "turning squares of 16 pairs" in kernel.path]
+    across = (left == "ki") + (right == "jk")
+    assert spec.endswith("ji") or len(turned) == (across if sizes["k"] % 2 == 0 else 0)
 
 
 def test_batches_and_sums_over_several_axes() -> None:
@@ -192,13 +195,17 @@ def test_a_training_step_runs_on_tiles_and_agrees_with_widened_operands() -> Non
             np.testing.assert_array_equal(one, other)
 
 
-def test_the_meaning_of_a_tile_is_what_it_computes() -> None:
-    a, b = narrow((17, 34), 14), narrow((34, 20), 15)
-    cells, _ = product("ik; kj => ij", a, b)
+@pytest.mark.parametrize(("spec", "terms"), [("ik; kj => ij", 35), ("ki; jk => ij", 64)])
+def test_the_meaning_of_a_tile_is_what_it_computes(spec: str, terms: int) -> None:
+    sizes = {"i": 16, "j": 20, "k": terms}
+    axes = spec.split(" => ")[0].split("; ")
+    a, b = (narrow(tuple(sizes[axis] for axis in side), at) for at, side in enumerate(axes))
+    cells, _ = product(spec, a, b)
     with st.Session():
-        left = st.placeholder("a", output=[17, 34], prec="bf16")
-        right = st.placeholder("b", output=[34, 20], prec="bf16")
-        y = st.einsum("ik; kj => ij", left, right)
+        left, right = (
+            st.placeholder(name, output=list(side.shape), prec="bf16") for name, side in (("a", a), ("b", b))
+        )
+        y = st.einsum(spec, left, right)
         st.specify(y, "f32")
         solved = solve_program(as_computation(y)[0], "product", keep=frozenset((left.node, right.node, y.node)))
         module = generate(linking.for_codegen(solved, frozenset((y.node,))), TARGETS[AMX], st.Numerics(), check=True)
