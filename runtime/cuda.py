@@ -13,21 +13,20 @@ import ctypes
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
+from stagedtensor.codegen.emit.cuda import CudaSource
 from stagedtensor.codegen.loop_ir import Buffer
-from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.schedule.cuda import SHARED_BYTES
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import ContextError
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, f64
-from stagedtensor.runtime import reading
+from stagedtensor.runtime.cuda_code import cuda_executable
 from stagedtensor.runtime.cuda_draw import fill_arguments, fill_source
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import draw_with_mirror
@@ -181,25 +180,22 @@ class CudaDevice:
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate CUDA source, compile it for this device or take the binary from the cache, load it."""
-        module = generate_cuda(program, numerics, fusion=fusion, check=debug, shared_bytes=self._shared_bytes)
-        emitted = emit_cuda(module)
-        builds = self._cache.counts.builds
-        functions = self._load(emitted, numerics)
-        return Executable(
-            emitted.text,
-            reading.cuda_kernels(emitted),
-            tuple(buffer.node for buffer in emitted.buffers),
-            tuple(symbol.hint for symbol in emitted.scalars),
-            self._binder(functions, emitted),
-            temporaries=reading.planned(emitted.plan),
-            arena_bytes=emitted.arena_bytes,
-            saved_bytes=emitted.plan.saved,
-            recomputed_bytes=module.recomputed,
-            from_cache=self._cache.counts.builds == builds,
-            types=reading.types(module),
-            language="cuda",
-            locate=emitted.locate,
+        return cuda_executable(
+            program,
+            numerics,
+            self._cache,
+            lambda emitted: self._load(emitted, numerics),
+            self._start,
+            fusion=fusion,
+            debug=debug,
+            shared_bytes=self._shared_bytes,
         )
+
+    def _start(
+        self, functions: list[Any], emitted: CudaSource, buffers: dict[Buffer, Any], scalars: Array
+    ) -> Callable[[], None]:
+        arrays = {buffer: given.array for buffer, given in buffers.items()}
+        return CudaRoutine(self, functions, emitted, arrays, scalars).run
 
     def _load(self, emitted: CudaSource, numerics: Numerics) -> list[Any]:
         options = FAST_OPTIONS if numerics.fast_math else OPTIONS
@@ -217,15 +213,6 @@ class CudaDevice:
                 if kernel.launch.dynamic_bytes:
                     function.max_dynamic_shared_size_bytes = kernel.launch.dynamic_bytes
             return functions
-
-    def _binder(
-        self, functions: list[Any], emitted: CudaSource
-    ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
-        def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
-            held = {buffer: given.array for buffer, given in zip(emitted.buffers, buffers, strict=True)}
-            return CudaRoutine(self, functions, emitted, held, scalars).run
-
-        return bind
 
     def sync(self) -> None:
         """Wait for everything enqueued on this context's stream."""

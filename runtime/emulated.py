@@ -12,22 +12,20 @@ import ctypes
 import itertools
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource, emit_cuda
+from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource
 from stagedtensor.codegen.loop_ir import Buffer
-from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.errors import CompileError, MemoryCheckError
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
-from stagedtensor.runtime import reading
 from stagedtensor.runtime.compiler import Compiler, compile_shared, find_compiler
+from stagedtensor.runtime.cuda_code import cuda_executable
 from stagedtensor.runtime.device import Array, Executable
 from stagedtensor.runtime.draw import draw_with_mirror
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
@@ -159,33 +157,15 @@ class EmulatedDevice:
     # -- code -----------------------------------------------------------------------------------------------------
     def compile(self, program: SolvedProgram, numerics: Numerics, *, fusion: bool, debug: bool) -> Executable:
         """Generate CUDA source and compile it for the host, or take the library from the cache."""
-        module = generate_cuda(program, numerics, fusion=fusion, check=debug)
-        emitted = emit_cuda(module)
-        builds = self._cache.counts.builds
-        library = load_emulated(emitted, self._cache)
-        return Executable(
-            emitted.text,
-            reading.cuda_kernels(emitted),
-            tuple(buffer.node for buffer in emitted.buffers),
-            tuple(symbol.hint for symbol in emitted.scalars),
-            self._binder(library, emitted),
-            temporaries=reading.planned(emitted.plan),
-            arena_bytes=emitted.arena_bytes,
-            saved_bytes=emitted.plan.saved,
-            recomputed_bytes=module.recomputed,
-            from_cache=self._cache.counts.builds == builds,
-            types=reading.types(module),
-            language="cuda",
-            locate=emitted.locate,
+        return cuda_executable(
+            program,
+            numerics,
+            self._cache,
+            lambda emitted: load_emulated(emitted, self._cache),
+            lambda library, emitted, buffers, scalars: EmulatedRoutine(library, emitted, buffers, scalars).run,
+            fusion=fusion,
+            debug=debug,
         )
-
-    def _binder(
-        self, library: ctypes.CDLL, emitted: CudaSource
-    ) -> Callable[[Sequence[Any], Array], Callable[[], None]]:
-        def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
-            return EmulatedRoutine(library, emitted, dict(zip(emitted.buffers, buffers, strict=True)), scalars).run
-
-        return bind
 
     def sync(self) -> None:
         """Launches return when the work is done."""
