@@ -146,9 +146,8 @@ def test_threads_of_a_warp_that_do_not_meet_are_found(monkeypatch: pytest.Monkey
         assert "__syncwarp();" in _two_softmaxes(ctx).source
     host_source = emulated.host_source
     monkeypatch.setattr(emulated, "host_source", lambda source: host_source(source).replace("__syncwarp();", ";"))
-    with st.Session():
-        with st.Context("cuda-emulated") as ctx, pytest.raises(MemoryCheckError, match="without a barrier"):
-            _two_softmaxes(ctx)
+    with st.Session(), st.Context("cuda-emulated") as ctx, pytest.raises(MemoryCheckError, match="without a barrier"):
+        _two_softmaxes(ctx)
 
 
 def _two_softmaxes(ctx: st.Context) -> st.Routine:
@@ -187,3 +186,34 @@ def test_launches_of_a_training_step(name: str) -> None:
     for precision, most in zip(("f32", "bf16", "f16"), LAUNCHES[name], strict=True):
         with st.Session():
             assert len(step(name, precision).kernels) <= most
+
+
+def test_the_flag_of_large_gradients_is_computed_where_they_are() -> None:
+    with st.Session():
+        made = step("mlp-mid", "f16")
+    noted = [kernel for kernel in made.kernels if "part of grad_flag in the epilogue" in kernel.path]
+    assert len(noted) == 3  # the three matrices, one in each
+    swept = [kernel for kernel in made.kernels if "grad_flag_part" in kernel.writes]
+    assert len(swept) == 1
+    assert sum(kernel.nbytes for kernel in swept) < 20_000  # biases
+
+
+@pytest.mark.parametrize("planted", [np.inf, np.nan, 1.0])
+@pytest.mark.parametrize("precision", ["f16", "f32"])
+def test_an_infinity_in_one_cell_of_a_gradient_is_noted(planted: float, precision: str) -> None:
+    with st.Session(), st.Context("cuda-emulated") as ctx:
+        x = st.placeholder("x", batch=[40], output=[70], prec=precision)
+        seed = st.placeholder("seed", batch=[40], output=[50], prec=precision)
+        w = st.param("w", output=[50])
+        with st.master_weights(None if precision == "f32" else precision):
+            loss = st.sum(st.cast((w @ x) * seed, "f32"))
+        flag, checksum = st.grad_checksum(loss)
+        ctx.init_params(loss)
+        routine = ctx.compile(st.sequence(st.grad_update(loss), checksum), keep=[flag])
+        assert any("part of grad_flag in the epilogue" in kernel.path for kernel in routine.kernels)
+        ctx.set_values(x, np.ones((40, 70)))
+        values = np.ones((40, 50))
+        values[39, 49] = planted
+        ctx.set_values(seed, values)
+        ctx.run(routine)
+        assert ctx.get_values(flag) == (0.0 if planted == 1.0 else np.inf)

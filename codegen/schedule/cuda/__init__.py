@@ -16,6 +16,7 @@ from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stm
 from stagedtensor.codegen.schedule.analysis import cost_of, prune, without_single_lets
 from stagedtensor.codegen.schedule.cuda.chains import Chains, chains
 from stagedtensor.codegen.schedule.cuda.choose import by_rows, plan_block, several_parts, whole
+from stagedtensor.codegen.schedule.cuda.epilogues import Epilogues
 from stagedtensor.codegen.schedule.cuda.launch import SHARED_BYTES, WARP, CudaNest, Launch
 from stagedtensor.codegen.schedule.cuda.row_group import RowGroup
 from stagedtensor.codegen.schedule.cuda.row_tiles import RowTiling
@@ -39,7 +40,8 @@ def schedule_cuda(
     plain = [without_single_lets(block) for _, block in work]
     through = RowTiling(plain, module.temporaries, chosen, shared_bytes) if fusion else RowTiling((), (), chosen, 0)
     kernels: list[Proc] = []
-    taken = chains(plain, several_parts) if fusion else Chains()
+    epilogues = Epilogues(plain, chosen, through.members)
+    taken = chains(plain, several_parts, epilogues.ask) if fusion else Chains()
     scratch: list[Buffer] = list(taken.scratch)
     for part in _parts(plain, through) if fusion else [[place] for place in range(len(work))]:
         if isinstance(part, RowGroup):
@@ -55,7 +57,7 @@ def schedule_cuda(
         if part[0] in taken.blocks:
             kernels += [_proc(kernel, block, item.name, whole(item)) for item in taken.blocks[part[0]]]
             continue
-        for nest in plan_block(block, chosen):
+        for nest in plan_block(block, chosen, epilogues.notes.get(part[0])):
             kernels.append(_proc(kernel, block, base, replace(nest, path=through.said(part[0], nest.path))))
             scratch += nest.scratch
     stored = tuple(buffer for buffer in module.temporaries if buffer not in through.slabs)

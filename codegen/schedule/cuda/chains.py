@@ -21,6 +21,7 @@ _MOST = 128
 """Members of a chain: the merge has a pointer to the part of each."""
 
 Cut = Callable[[Block], Split | None]
+Elsewhere = Callable[[int], Buffer | None]
 
 
 @dataclass
@@ -31,11 +32,16 @@ class Chains:
     scratch: list[Buffer] = field(default_factory=list)
 
 
-def chains(blocks: Sequence[Block], cut: Cut) -> Chains:
-    """Find the chains of ``blocks``; ``cut`` splits a reduction that is long enough for several parts."""
+def chains(blocks: Sequence[Block], cut: Cut, elsewhere: Elsewhere) -> Chains:
+    """Find the chains of ``blocks``; ``cut`` splits a reduction that is long enough for several parts.
+
+    ``elsewhere`` tells where the parts of a member are if some other kernel computes them.
+    """
     found = Chains()
     for places in _chains(blocks):
-        _taken_apart(found, places, [blocks[place] for place in places], cut)
+        made = [elsewhere(place) for place in places]
+        if len(places) > 1 or made[0] is not None:
+            _taken_apart(found, places, [blocks[place] for place in places], made, cut)
     return found
 
 
@@ -53,7 +59,7 @@ def _chains(blocks: Sequence[Block]) -> list[list[int]]:
             opened.setdefault(cell, []).append(place)
             if len(block.stores) > 1 or len(opened[cell]) == _MOST:
                 done.append(opened.pop(cell))
-    return [places for places in (*done, *opened.values()) if len(places) > 1]
+    return [*done, *opened.values()]
 
 
 def _cell(block: Block) -> Buffer | None:
@@ -75,9 +81,15 @@ def _goes_on(block: Block, cell: Buffer) -> bool:
     return cell not in buffers_read((inner,))
 
 
-def _taken_apart(found: Chains, places: Sequence[int], members: Sequence[Block], cut: Cut) -> None:
+def _taken_apart(
+    found: Chains, places: Sequence[int], members: Sequence[Block], made: Sequence[Buffer | None], cut: Cut
+) -> None:
     parts: list[Buffer] = []
-    for place, member in zip(places, members, strict=True):
+    for place, member, elsewhere in zip(places, members, made, strict=True):
+        if elsewhere is not None:
+            parts.append(elsewhere)
+            found.blocks[place] = ()
+            continue
         split = cut(replace(member, stores=member.stores[:1]))
         if split is None:
             (item,) = member.accumulators

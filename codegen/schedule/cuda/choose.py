@@ -14,11 +14,12 @@ from stagedtensor.codegen.schedule.cuda.depth import deep
 from stagedtensor.codegen.schedule.cuda.elementwise import elementwise, serial
 from stagedtensor.codegen.schedule.cuda.formats import for_tensor_cores
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
-from stagedtensor.codegen.schedule.cuda.mma import mma
-from stagedtensor.codegen.schedule.cuda.operands import Product, collapsed, product
+from stagedtensor.codegen.schedule.cuda.mma import mma, mma_shape
+from stagedtensor.codegen.schedule.cuda.notes import Note
+from stagedtensor.codegen.schedule.cuda.operands import Product, collapsed, product, tiles
 from stagedtensor.codegen.schedule.cuda.rows import rows
 from stagedtensor.codegen.schedule.cuda.scatter import scatter
-from stagedtensor.codegen.schedule.cuda.tile import tile
+from stagedtensor.codegen.schedule.cuda.tile import tile, tile_shape
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
 from stagedtensor.codegen.schedule.split import Split, combinable, split
@@ -33,8 +34,8 @@ _SHORT = 32
 _LEAST_TILE = 8
 
 
-def plan_block(block: Block, numerics: Numerics) -> tuple[CudaNest, ...]:
-    """Return the launches that compute ``block``."""
+def plan_block(block: Block, numerics: Numerics, wanted: Note | None = None) -> tuple[CudaNest, ...]:
+    """Return the launches that compute ``block``; ``wanted`` is to be noted by a product with :func:`result_tiles`."""
     block = without_single_lets(block)
     cost = cost_of(block)
     if block.scatter:
@@ -50,7 +51,19 @@ def plan_block(block: Block, numerics: Numerics) -> tuple[CudaNest, ...]:
     if given is None or min(given.sizes) < _LEAST_TILE:
         why = "no matrix product" if given is None else f"fewer than {_LEAST_TILE} rows, columns or points of depth"
         return tuple(replace(nest, path=f"{nest.path}; no mma: {why}") for nest in _reduction(block))
-    return _product(block, given, numerics)
+    return _product(block, replace(given, note=wanted), numerics)
+
+
+def result_tiles(block: Block, numerics: Numerics) -> int | None:
+    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several passes."""
+    block = without_single_lets(block)
+    found = contraction(block)
+    given = None if found is None else product(collapsed(found))
+    if given is None or min(given.sizes) < _LEAST_TILE or deep(block, given) is not None:
+        return None
+    chosen = for_tensor_cores(given, numerics)
+    shape = tile_shape(given) if isinstance(chosen, str) else mma_shape(chosen[0])
+    return tiles(given, shape.rows, shape.columns).count
 
 
 def _product(block: Block, given: Product, numerics: Numerics) -> tuple[CudaNest, ...]:

@@ -27,7 +27,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import STATIC_SHARED, WARP, Launch, less, points_of
-from stagedtensor.codegen.schedule.cuda.operands import Multiplied, Product, Side, Tiles, initial, result_stores, tiles
+from stagedtensor.codegen.schedule.cuda.operands import Multiplied, Product, Side, Tiles, initial, nest_of, result_stores, tiles
 from stagedtensor.codegen.schedule.cuda.panel import Panel, Resident, call
 from stagedtensor.codegen.schedule.cuda.skipped import Watch, watch
 from stagedtensor.codegen.schedule.nest import index_symbol, loop
@@ -63,8 +63,8 @@ ENOUGH_TILES = 96
 """Tiles that keep a large device busy; with fewer, smaller ones finish sooner."""
 
 
-def _shape(given: Product) -> Shape:
-    """The largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
+def mma_shape(given: Product) -> Shape:
+    """Return the largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
     rows, columns, _ = given.sizes
     fitting = [shape for shape in _SHAPES if 2 * rows > shape.rows and 2 * columns > shape.columns]
     batch = points_of(given.batch)
@@ -76,12 +76,12 @@ def _shape(given: Product) -> Shape:
 
 def mma(given: Product, instruction: Instruction) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the statements of a product whose operands fit ``instruction``, their launch and a few words."""
-    shape = _shape(given)
+    shape = mma_shape(given)
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
     parts = multiplied(given, instruction, shape, across, thread)
-    nest = (*(Alloc(buffer) for buffer in parts.arrays), *parts.here, across.loop(parts.tile))
-    return nest, across.launch(shape.threads, thread), parts.words
+    nest, words = nest_of(parts, given, across, thread, shape.threads)
+    return nest, across.launch(shape.threads, thread), words
 
 
 def multiplied(

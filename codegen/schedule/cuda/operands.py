@@ -13,6 +13,7 @@ from typing import Literal
 from stagedtensor.codegen.affine import add, as_index, floor_divide, modulo, multiply
 from stagedtensor.codegen.loop_ir import (
     Accumulator,
+    Alloc,
     Apply,
     Block,
     BlockIterator,
@@ -41,6 +42,7 @@ from stagedtensor.codegen.schedule.cuda.launch import (
     points_of,
     zero,
 )
+from stagedtensor.codegen.schedule.cuda.notes import Note
 from stagedtensor.codegen.schedule.nest import collapse, index_symbol, loads_in, loop
 
 
@@ -61,6 +63,8 @@ class Product:
     sign: str
     guard: Expr | None = None
     guarded: Literal["", "left", "right"] = ""
+    note: Note | None = None
+    """What is to be found out of the results besides."""
 
     @property
     def accumulator(self) -> Accumulator:
@@ -117,6 +121,19 @@ class Multiplied:
     here: tuple[Stmt, ...]
     tile: tuple[Stmt, ...]
     words: str
+
+
+def nest_of(
+    parts: Multiplied, given: Product, across: Tiles, thread: Symbol, threads: int
+) -> tuple[tuple[Stmt, ...], str]:
+    """Return the statements of a whole product, and a few words."""
+    arrays: list[Stmt] = [Alloc(buffer) for buffer in parts.arrays]
+    work, words = list(parts.tile), parts.words
+    if given.note is not None:
+        more, work = given.note.around(work, across.symbol, thread, threads)
+        arrays += more
+        words += f", part of {given.note.result} in the epilogue"
+    return (*arrays, *parts.here, across.loop(work)), words
 
 
 @dataclass(frozen=True)
@@ -252,10 +269,11 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
     rows, columns, _ = given.sizes
     test = conjunction([less(row, rows), less(column, columns), down.guard, across.guard])
     assert test is not None
-    stores = tuple(
+    plain = [
         Store(item.buffer, tuple(substitute(part, mapping) for part in item.indices), substitute(item.value, mapping))
         for item in given.block.stores
-    )
+    ]
+    stores = tuple(plain) if given.note is None else tuple(stmt for item in plain for stmt in given.note.taken(item))
     return (
         [If(test, (*down.lets, *across.lets, *stores))]
         if not (down.guard or across.guard)
@@ -263,4 +281,4 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
     )
 
 
-__all__ = ["Multiplied", "Product", "Side", "Tiles", "collapsed", "initial", "product", "result_stores", "stage", "tiles"]
+__all__ = ["Multiplied", "Product", "Side", "Tiles", "collapsed", "initial", "nest_of", "product", "result_stores", "stage", "tiles"]

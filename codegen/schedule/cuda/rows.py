@@ -105,7 +105,7 @@ def row(block: Block, thread: Symbol) -> Row:
     body += meet_in_warp(block.accumulators, names)
     scratch: list[Stmt] = []
     if threads > WARP:
-        scratch, across = _meet_across_warps(block.accumulators, names, thread, threads // WARP)
+        scratch, across = meet_across_warps(block.accumulators, names, thread, threads // WARP)
         body += across
     elif _read_by_all(block):
         body.append(Barrier())  # a result may be stored in place of a cell that every thread has read
@@ -160,9 +160,10 @@ def _merge(
     return [*lets.values(), *(Assign(names[old], Var(let.symbol)) for old, let in lets.items())]
 
 
-def _meet_across_warps(
+def meet_across_warps(
     accumulators: tuple[Accumulator, ...], names: dict[Symbol, Symbol], thread: Symbol, warps: int
 ) -> tuple[list[Stmt], list[Stmt]]:
+    """Return shared arrays, and how the states of warps meet in them; thread 0 has the whole afterwards."""
     cells = {
         item.symbol: Buffer(f"{item.symbol.hint}_warps", item.symbol.type, (warps,), "shared") for item in accumulators
     }

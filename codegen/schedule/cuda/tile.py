@@ -33,6 +33,7 @@ from stagedtensor.codegen.schedule.cuda.operands import (
     Side,
     Tiles,
     initial,
+    nest_of,
     result_stores,
     stage,
     tiles,
@@ -74,8 +75,8 @@ def tile(given: Product, reason: str) -> tuple[tuple[Stmt, ...], Launch, str]:
     thread = Symbol("thread", i64)
     across = tiles(given, shape.rows, shape.columns)
     parts = tiled(given, shape, across, thread)
-    nest = (*(Alloc(buffer) for buffer in parts.arrays), *parts.here, across.loop(parts.tile))
-    return nest, across.launch(THREADS, thread), f"{parts.words}; {reason}"
+    nest, words = nest_of(parts, given, across, thread, THREADS)
+    return nest, across.launch(THREADS, thread), f"{words}; {reason}"
 
 
 def tiled(given: Product, shape: TileShape, across: Tiles, thread: Symbol) -> Multiplied:
