@@ -27,7 +27,16 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.schedule.cuda.formats import Instruction
 from stagedtensor.codegen.schedule.cuda.launch import STATIC_SHARED, WARP, Launch, less, points_of
-from stagedtensor.codegen.schedule.cuda.operands import Multiplied, Product, Side, Tiles, initial, nest_of, result_stores, tiles
+from stagedtensor.codegen.schedule.cuda.operands import (
+    Multiplied,
+    Product,
+    Side,
+    Tiles,
+    initial,
+    nest_of,
+    result_stores,
+    tiles,
+)
 from stagedtensor.codegen.schedule.cuda.panel import Panel, Resident, call
 from stagedtensor.codegen.schedule.cuda.skipped import Watch, watch
 from stagedtensor.codegen.schedule.nest import index_symbol, loop

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from stagedtensor.codegen.affine import as_index, constant, flat_index
 from stagedtensor.codegen.loop_ir import (
     Accumulator,
-    Alloc,
     Apply,
     Assign,
     Block,

@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.loop_ir import Alloc, Apply, BlockIterator, Buffer, Cost, For, If, Module, Proc, Symbol, Var, index
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Apply,
+    BlockIterator,
+    Buffer,
+    Cost,
+    For,
+    If,
+    Module,
+    Proc,
+    Symbol,
+    Var,
+    index,
+)
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
 from stagedtensor.codegen.schedule.cuda.launch import THREADS, WARP, Launch, blocks_for
 from stagedtensor.codegen.schedule.nest import index_symbol
