@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from stagedtensor.codegen.choices import DEFAULT, Choices
@@ -24,9 +25,9 @@ from stagedtensor.codegen.passes.narrow import narrow
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
-from stagedtensor.codegen.passes.recompute import recompute
+from stagedtensor.codegen.passes.recompute import Matrices, recompute
 from stagedtensor.codegen.passes.simplify import simplify
-from stagedtensor.codegen.schedule import schedule
+from stagedtensor.codegen.schedule import schedule, slab
 from stagedtensor.codegen.schedule.cuda import SHARED_BYTES, schedule_cuda, side_by_side
 from stagedtensor.codegen.schedule.keep_rows import keep_rows
 from stagedtensor.codegen.schedule.machine import TargetInfo
@@ -43,14 +44,17 @@ UNFUSED: tuple[tuple[str, Pass], ...] = (
 """What every program goes through; no placement, no fusion."""
 
 
-def fused(report: Report) -> tuple[tuple[str, Pass], ...]:
-    """Return the passes with fusion; ``report`` takes the placement of every temporary."""
+def fused(report: Report, matrices: Matrices | None = None) -> tuple[tuple[str, Pass], ...]:
+    """Return the passes with fusion; ``report`` takes the placement of every temporary.
+
+    ``matrices`` are those that the schedule keeps out of memory where their readers stand together.
+    """
     return (
         ("simplify", simplify),
         ("prune", prune),
         ("inline", lambda module: inline(module, report)),
         ("narrow", lambda module: _changed(narrow, module, report)),
-        ("recompute", lambda module: _changed(recompute, module, report)),
+        ("recompute", lambda module: _changed(partial(recompute, matrices=matrices), module, report)),
         ("fuse", fuse),
         ("prune fused", lambda module: record_fused(prune(module), report)),
         ("cse", cse),
@@ -72,7 +76,8 @@ def blocks(
     if check:
         verify(module)
     report = Report()
-    for _, step in fused(report) if fusion else UNFUSED:
+    matrices = Matrices(slab.LEAST_AGAIN, slab.LEAST_POINTS) if backend not in ("cuda", "reference") else None
+    for _, step in fused(report, matrices) if fusion else UNFUSED:
         module = step(module)
         if check:
             verify(module)

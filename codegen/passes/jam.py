@@ -13,10 +13,25 @@ tiles stay apart. Statements keep their order; nothing is computed differently.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from stagedtensor.codegen.affine import constant
-from stagedtensor.codegen.loop_ir import Alloc, Buffer, Call, Cost, For, Module, Proc, Tile, Var
+from stagedtensor.codegen.loop_ir import (
+    Alloc,
+    Buffer,
+    Call,
+    Cost,
+    For,
+    LoopKind,
+    Module,
+    Proc,
+    Stmt,
+    Symbol,
+    Tile,
+    Var,
+    index,
+)
 from stagedtensor.codegen.passes.ownership import owned_cells, parallel_loop
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, fresh_copy, substitute, walk_stmts
 
@@ -32,6 +47,27 @@ def jam(module: Module) -> Module:
         else:
             done.append(kernel)
     return replace(module, kernels=tuple(done))
+
+
+def jam_loops(bodies: Iterable[tuple[Stmt, ...]], fixed: Iterable[Symbol]) -> list[tuple[Stmt, ...]]:
+    """Do the same for serial loops that follow one another in one kernel, the body of each behind lets at most.
+
+    ``fixed`` are symbols that have one value for all of them; cells at different values of these are divided as well.
+    """
+    zeros = {symbol: index(0) for symbol in fixed}
+    done: list[tuple[Proc, Proc]] = []
+    for body in bodies:
+        kernel = Proc("", (), tuple(_with_kind(stmt, "serial", "parallel") for stmt in body))
+        alike = replace(kernel, body=substitute(kernel.body, zeros))
+        if done and _may_jam(done[-1][1], alike):
+            kernel, alike = _jammed(done[-1][0], kernel), _jammed(done[-1][1], alike)
+            done.pop()
+        done.append((kernel, alike))
+    return [tuple(_with_kind(stmt, "parallel", "serial") for stmt in kernel.body) for kernel, _ in done]
+
+
+def _with_kind(stmt: Stmt, old: LoopKind, new: LoopKind) -> Stmt:
+    return replace(stmt, kind=new) if isinstance(stmt, For) and stmt.kind == old else stmt
 
 
 def _may_jam(first: Proc, second: Proc) -> bool:

@@ -8,7 +8,8 @@ no longer are::
     h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; e.again = erfc(h); g = f(e.again)
 
 A copy reads what is alive at its place anyway, or small, or a copy itself; the expressions are the same, so are the bits. Worth
-it are pointwise values and products of two activations, never products with weights, up to a cost per byte.
+it are pointwise values and products of two activations, never products with weights, up to a cost per byte. Matrices that need
+no memory where all their readers stand together (attention's probabilities) are computed again for readers that stand apart.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _TILED = 8
 _SMALL = 16
 """How many times smaller than the value an operand must be to be kept for it."""
 _DEEPEST = 4
+_MATRIX = 2
 
 
 def recompute(
@@ -50,14 +52,19 @@ def recompute(
     scarce: int = SCARCE,
     least_bytes: int = LEAST_BYTES,
     large: int = LARGE,
+    matrices: Matrices | None = None,
 ) -> ir.Module:
     """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
 
     For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
-    of more than ``large`` bytes. Returns ``module`` itself where nothing is worth it.
+    of more than ``large`` bytes. ``matrices`` are those that the schedule keeps out of memory. Returns ``module`` itself where
+    nothing is worth it.
     """
     work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], module.temporaries)
     before = work.look().peak
+    apart = () if matrices is None else tuple(matrices.among(module.temporaries))
+    while (choice := work.apart(work.look(), apart)) is not None:
+        work.apply(choice)
     while (now := work.look()).peak > least_peak:
         choice = work.choice(now, least_bytes, large if now.peak > scarce else now.peak)
         if choice is None:
@@ -68,6 +75,22 @@ def recompute(
     saved = before - work.look().peak
     module = replace(module, temporaries=tuple(work.temporaries), recomputed=module.recomputed + max(0, saved))
     return with_kernels(module, distinct_names(kernel_of(item.block) for item in work.items))
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Which values need no memory if their readers stand together: matrices of ``least_bytes`` in all, ``least_points`` of them."""
+
+    least_bytes: int
+    least_points: int
+
+    def among(self, buffers: Iterable[ir.Buffer]) -> Iterable[ir.Buffer]:
+        """Yield those of ``buffers`` that are such values."""
+        for buffer in buffers:
+            if len(buffer.shape) > _MATRIX and buffer.nbytes >= self.least_bytes:
+                *_, height, width = buffer.shape
+                if buffer.size >= self.least_points * height * width:
+                    yield buffer
 
 
 @dataclass(frozen=True)
@@ -147,21 +170,66 @@ class _Work:
                 found.append(_Choice(tuple(sorted(chain)), late, work, nbytes))
         return min(found, key=lambda choice: choice.rank, default=None)
 
+    def apart(self, state: _State, matrices: Sequence[ir.Buffer]) -> _Choice | None:
+        """Return how to compute matrices again for readers that cannot stand beside their makers: others must run in between.
+
+        The first of such readers is served first: what is made for it serves those behind it.
+        """
+        found: list[_Choice] = []
+        for matrix in matrices:
+            places = state.touched.get(matrix, [])
+            if len(places) < _MATRIX or state.written.get(matrix) != places[:1]:
+                continue
+            late = self._first_apart(places, matrix)
+            chain = None if late is None else self._chain(state, matrix, late, 0, frozenset(matrices))
+            if late is None or chain is None or not any(self.items[place].block.accumulators for place in chain):
+                continue
+            work, nbytes = sum(chain.values()), sum(self._matrix_bytes(place, matrix) for place in chain)
+            if work <= MOST_WORK * nbytes:
+                found.append(_Choice(tuple(sorted(chain)), late, work, nbytes))
+        return min(found, key=lambda choice: (choice.place, -choice.chain[-1]), default=None)
+
+    def _matrix_bytes(self, place: int, matrix: ir.Buffer) -> int:
+        """The bytes of what a kernel makes of the shape of ``matrix``."""
+        return sum(buffer.nbytes for buffer in self.items[place].effects.writes if buffer.shape == matrix.shape)
+
+    def _first_apart(self, places: Sequence[int], matrix: ir.Buffer) -> int | None:
+        """The first reader of ``matrix`` that needs what others made of it: kernels that do not walk its rows."""
+        made: set[ir.Buffer] = set()
+        by_others: set[ir.Buffer] = set()
+        for place in range(places[0], places[-1] + 1):
+            effects = self.items[place].effects
+            needs = not effects.read_set.isdisjoint(by_others)
+            if needs and place in places:
+                return place
+            walks = any(buffer.shape == matrix.shape for buffer in effects.read_set | effects.write_set)
+            walks = walks or all(buffer.shape == matrix.shape[:-1] for buffer in effects.write_set)
+            if needs or (not walks and not effects.read_set.isdisjoint(made)):
+                by_others |= effects.write_set
+            elif walks:
+                made |= effects.write_set
+        return None
+
     def _cost(self, item: Item, buffer: ir.Buffer) -> int | None:
         """The work of computing ``buffer`` by its maker again, None where that computes anything else."""
         if buffer not in self._costs:
             self._costs[buffer] = _work(item.block) if _repeatable(item.block, buffer) else None
         return self._costs[buffer]
 
-    def _chain(self, state: _State, buffer: ir.Buffer, late: int, depth: int) -> dict[int, int] | None:
-        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that cannot be."""
+    def _chain(
+        self, state: _State, buffer: ir.Buffer, late: int, depth: int, given_up: frozenset[ir.Buffer] = frozenset()
+    ) -> dict[int, int] | None:
+        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that cannot be.
+
+        What is ``given_up`` is made again even if it is alive there.
+        """
         written = state.written[buffer]
         if len(written) != 1 or depth > _DEEPEST:
             return None
         (maker,) = written
         item = self.items[maker]
         work = self._cost(item, buffer)
-        if work is None:
+        if work is None or (_is_twin(item.block) and buffer not in given_up):
             return None
         chain = {maker: work}
         for operand in item.effects.reads:
@@ -169,9 +237,9 @@ class _Work:
                 return None
             if operand not in self.temporaries or self.temporaries[operand] * _SMALL <= self.temporaries[buffer]:
                 continue
-            if state.touched[operand][-1] >= late:
+            if state.touched[operand][-1] >= late and operand not in given_up:
                 continue
-            more = self._chain(state, operand, late, depth + 1)
+            more = self._chain(state, operand, late, depth + 1, given_up)
             if more is None:
                 return None
             chain |= more
@@ -208,10 +276,13 @@ def _repeatable(block: ir.Block, buffer: ir.Buffer) -> bool:
     """Whether a block computes ``buffer``, all of it and nothing else, from other buffers."""
     if len(block.stores) != 1 or not covers(block, buffer) or any(load.buffer is buffer for load in loads(block)):
         return False
-    value = block.stores[0].value
-    if isinstance(value, ir.Cast) and isinstance(value.arg, ir.Load) and not block.accumulators:
-        return False  # a twin: its readers can round for themselves, and would then have to wait for the copy
     return is_elementwise(block) or (is_contraction(block) and block.guard is None and _is_outer(block, buffer))
+
+
+def _is_twin(block: ir.Block) -> bool:
+    """Whether a block only rounds a buffer's cells: readers can do so themselves, and would have to wait for a copy."""
+    value = block.stores[0].value
+    return isinstance(value, ir.Cast) and isinstance(value.arg, ir.Load) and not block.accumulators
 
 
 def _is_outer(block: ir.Block, buffer: ir.Buffer) -> bool:

@@ -24,8 +24,13 @@ from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Expr, Loa
 from stagedtensor.codegen.passes.dependence import covers, is_contraction
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, symbols_of
 
-LEAST_BYTES = 2 << 20
-"""Bytes of a value from which it is worth not to exist as a whole: what is less stays in the caches between kernels."""
+LEAST_BYTES = 128 << 10
+"""Bytes of a value from which it is worth not to exist as a whole: with less, one kernel after the other is as fast."""
+LEAST_AGAIN = 1 << 20
+"""Bytes of a value from which it is computed again for readers that cannot stand beside its maker.
+
+Measured: the second product costs a tenth of attention's time at 1 MiB, nothing at 8; at 256 KiB it costs a sixth.
+"""
 LEAST_SLAB = 2 << 10
 """Bytes of one slab: with less than that per point, tiles of registers stay empty."""
 MOST_BYTES = 2 << 20
@@ -68,8 +73,16 @@ class Group:
 def grouped(module: Module) -> tuple[Proc | Group, ...]:
     """Return the kernels of ``module``, gathered where that spares large intermediates."""
     units = [_Unit.of(kernel) for kernel in module.kernels]
-    for buffer in _candidates(module, units):
-        units = _gathered(units, buffer)
+    by_rows: list[Buffer] = []
+    for buffer, products in _candidates(module, units):
+        if products:
+            units = _gathered(units, buffer)
+        else:
+            by_rows.append(buffer)
+    for buffer in by_rows:
+        # kernels that only walk rows are jammed row by row, unless their neighbours run on slabs
+        if any(unit.slabs for unit in units if unit.touches(buffer)):
+            units = _gathered(units, buffer)
     return tuple(unit.kernels[0] if unit.outer[0] is None else unit.group() for unit in units)
 
 
@@ -118,10 +131,10 @@ def _block(kernel: Proc) -> Block | None:
     return None
 
 
-def _candidates(module: Module, units: Sequence[_Unit]) -> Iterator[Buffer]:
+def _candidates(module: Module, units: Sequence[_Unit]) -> Iterator[tuple[Buffer, bool]]:
     """Temporaries of more than two axes, large as a whole, whose one writer comes first and writes all of it.
 
-    A product makes or reads it: kernels that only walk rows are jammed row by row.
+    With each, whether a product makes or reads it.
     """
     temporaries = set(module.temporaries)
     seen: dict[Buffer, list[_Unit]] = {}
@@ -139,8 +152,8 @@ def _candidates(module: Module, units: Sequence[_Unit]) -> Iterator[Buffer]:
         maker = _block(first.kernels[0])
         products = any(is_contraction(block) for unit in (first, *readers) if (block := _block(unit.kernels[0])))
         least = LEAST_POINTS if buffer.nbytes <= MOST_BYTES * _points(buffer) else LEAST_POINTS_OF_TILES
-        if maker is not None and covers(maker, buffer) and _points(buffer) >= least and products:
-            yield buffer
+        if maker is not None and covers(maker, buffer) and _points(buffer) >= least:
+            yield buffer, products
 
 
 def _gathered(units: list[_Unit], slab: Buffer) -> list[_Unit]:

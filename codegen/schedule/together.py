@@ -41,6 +41,7 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.passes.dependence import is_contraction
 from stagedtensor.codegen.passes.hoist import hoisted
+from stagedtensor.codegen.passes.jam import jam_loops
 from stagedtensor.codegen.rewrite import (
     Rewriter,
     buffers_read,
@@ -55,8 +56,8 @@ from stagedtensor.codegen.schedule.analysis import cost_of, points, prune, witho
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.machine import Machine
 from stagedtensor.codegen.schedule.nest import fresh, index_symbol, loop, rename
-from stagedtensor.codegen.schedule.slab import Group
 from stagedtensor.codegen.schedule.nests import Nest
+from stagedtensor.codegen.schedule.slab import Group
 from stagedtensor.codegen.schedule.widened import narrow_load, with_cell
 from stagedtensor.precision import Prec, f32
 
@@ -209,7 +210,7 @@ class _Together:
         self, blocks: Iterable[Block], before: list[Stmt] | None, tile: Symbol | None = None
     ) -> tuple[list[Stmt], list[Plan]]:
         """The nests of ``blocks`` in order; copies of operands that are the same for every ``tile`` go to ``before``."""
-        body: list[Stmt] = []
+        body: list[tuple[Stmt, ...]] = []
         plans: list[Plan] = []
         changing = set(self.written)
         for block in blocks:
@@ -219,15 +220,21 @@ class _Together:
                 if part is block:
                     plans.append(nests)
                 for nest in nests:
-                    statements = self._local(nest)
+                    for buffer in nest.scratch:
+                        self._allocated(buffer)
+                    # here, where only what this nest writes can change: a later nest may write what this one reads
+                    statements = hoisted(Proc(nest.suffix, (), without_trivial_loops(nest.body))).body
                     copies = part is not block or nest is not nests[-1]
                     same = copies and tile not in free_symbols(statements) and changing.isdisjoint(buffers_read(nest.body))
                     if before is not None and same:
-                        before += statements
+                        before += substitute(statements, {}, self.locals)
                     else:
-                        body += statements
+                        body.append(statements)
                         changing.update(buffers_written(nest.body))
-        return body, plans
+        # rows stay in the nearest cache from nest to nest
+        fixed = self.outer if tile is None else (*self.outer, tile)
+        joined = (substitute(statements, {}, self.locals) for statements in jam_loops(body, fixed))
+        return [stmt for statements in joined for stmt in statements], plans
 
     def _with_wide_operands(self, block: Block) -> tuple[list[Block], Block]:
         """The blocks that widen narrow operands of a contraction, and the contraction of the wide ones."""
@@ -262,14 +269,6 @@ class _Together:
             cell = tuple(Var(item.symbol) for item in axes)
             widening.append(Block(name, axes, (Store(self.wide[key], cell, value),)))
         return Load(self.wide[key], tuple(load.indices[place] for place in inner))
-
-    def _local(self, nest: Nest) -> tuple[Stmt, ...]:
-        """The statements of a nest, its scratch local."""
-        for buffer in nest.scratch:
-            self._allocated(buffer)
-        # here, where only what this nest writes can change: a later nest may write what this one reads
-        body = hoisted(Proc(nest.suffix, (), without_trivial_loops(nest.body))).body
-        return substitute(body, {}, self.locals)
 
     def loop(self, body: Iterable[Stmt], *, parallel: bool) -> tuple[Stmt, ...]:
         """The loop over the outer points."""

@@ -174,6 +174,43 @@ def test_scores_of_common_sizes_are_not_stored(monkeypatch: pytest.MonkeyPatch) 
     assert routine.executable.arena_bytes < 8 * 8 * 128 * 128 * 4
 
 
+@pytest.mark.parametrize("prec", ["f32", "bf16"])
+def test_probabilities_are_computed_again_for_the_backward_pass(prec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient needs what a later layer makes of the result: the matrix is made twice, and never lies in memory."""
+    monkeypatch.setattr(slab, "LEAST_AGAIN", 1024)
+    _tiles(monkeypatch, rows=12)
+
+    def build() -> Program:
+        made = attention(prec, 40, 40, 16, causal=True)
+        (q, _), (k, _), (v, _) = made.feeds
+        w = st.placeholder("w", output=[8], input=[HEADS, 18], prec=prec)
+        mixed = st.einsum("... | -> h, d; | h, d -> c => ... | -> c", st.attention(q, k, v), w)
+        loss = st.mean(st.tanh(st.cast(mixed, "f32")))
+        gradients = [grad for tensor in (q, k, v) if (grad := tensor.grad) is not None]
+        weights = np.random.default_rng(1).standard_normal((8, HEADS, 18)).astype(np.float32)
+        return Program([*made.feeds, (w, weights)], [loss, *gradients], st.grad_update(loss))
+
+    routine = compare(build, monkeypatch)
+    assert not matrices(routine, (BATCH, HEADS, 40, 40)), str(routine)
+    assert sum("slabs" in kernel.path for kernel in routine.kernels) == 2, str(routine)
+    assert any(item.startswith("again: ") for kernel in routine.kernels for item in kernel.expressions)
+
+
+def test_training_on_long_sequences_stores_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,024 tokens, forward and backward, with the limits as they are: the arena holds no square of the length."""
+    monkeypatch.setattr(slab, "LEAST_BYTES", LEAST_BYTES)
+    with st.Session(), st.Context("cpu", threads=2) as ctx:
+        x = st.placeholder("x", batch=[1, 1024], output=[64], prec="f32")
+        hidden = st.nn.multi_head_attention(64, 8, causal=True)(x)
+        loss = st.mean(st.tanh(st.nn.multi_head_attention(64, 8, causal=True)(hidden)))
+        routine = ctx.compile(st.grad_update(loss))
+        report = ctx.memory_report()
+    assert not matrices(routine, (1, 8, 1024, 1024)), str(routine)
+    assert report.peak_bytes < 1024 * 1024 * 8
+    assert report.thread_bytes[routine.name] < 2 << 20
+    assert "of the arena for each thread" in str(report)
+
+
 def test_what_stands_between_is_moved_or_keeps_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that every head reads stand between two products: the second cannot join the first."""
 
