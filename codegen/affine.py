@@ -14,6 +14,8 @@ from stagedtensor.codegen.loop_ir import (
     Buffer,
     Const,
     Expr,
+    Load,
+    Store,
     Symbol,
     Var,
     index,
@@ -311,3 +313,15 @@ def flat_index(buffer: Buffer, indices: Sequence[Expr], bounds: Bounds | None = 
         parts.append((Affine() if extent == 1 else affine(value, bounds), stride))
         stride *= extent
     return _sum(reversed(parts))
+
+
+def cell_of(access: Load | Store, bounds: Bounds | None = None) -> Affine:
+    """Return the cell number in memory of the cell that is read or written; found out once where bounds do not matter."""
+    if bounds and (access.buffer.layout.steps or any(isinstance(at, Apply) and _divides(at) for at in access.indices)):
+        return flat_index(access.buffer, access.indices, bounds)
+    return _cell_anywhere(access)
+
+
+@remembered
+def _cell_anywhere(access: Load | Store) -> Affine:
+    return flat_index(access.buffer, access.indices)

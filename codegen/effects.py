@@ -67,7 +67,7 @@ def domain(iterators: Iterable[ir.BlockIterator]) -> int:
 def kernel_of(block: ir.Block) -> ir.Proc:
     """Wrap a block: the buffers it reads, those it only writes, and the scalar parameters it needs."""
     body = (block,)
-    buffers = tuple(dict.fromkeys((*buffers_read(body), *buffers_written(body))))
+    buffers = tuple(dict.fromkeys((*buffers_read(block), *buffers_written(block))))
     return ir.Proc(block.name, buffers, body, free_symbols(body), block.origins, cost=block.cost)
 
 

@@ -12,7 +12,7 @@ forgotten. Only for nodes, scopes and packed weights, which know much that no ge
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
@@ -100,14 +100,22 @@ class _Writer:
 
     def text(self, value: Any) -> str:
         """Return the text of any value that a program may hold."""
-        writer = self._writers.get(type(value))
-        if writer is None:
-            writer = self._writers[type(value)] = self._writer_of(type(value))
-        return writer(value)
+        return self._texts((value,))
+
+    def _texts(self, values: Iterable[Any]) -> str:
+        """Return the texts of several values, with commas between them."""
+        known = self._writers
+        # written out here: this is most of the work, and a call for each value would take longer than the rest
+        return ",".join([(known.get(type(value)) or self._new_writer(type(value)))(value) for value in values])
+
+    def _new_writer(self, kind: type) -> Callable[[Any], str]:
+        writer = self._writers[kind] = self._writer_of(kind)
+        return writer
 
     def _writer_of(self, kind: type) -> Callable[[Any], str]:
         if issubclass(kind, Enum):
-            return str
+            texts = {member: str(member) for member in kind}
+            return texts.__getitem__
         if not is_dataclass(kind):
             raise _NoTextError(f"the program holds a {kind.__name__}")
         names = [field.name for field in fields(kind)]
@@ -117,10 +125,10 @@ class _Writer:
             (name,) = names
             return lambda value: f"{kind.__name__}({self.text(getattr(value, name))})"
         values = attrgetter(*names)
-        return lambda value: f"{kind.__name__}({','.join(map(self.text, values(value)))})"
+        return lambda value: f"{kind.__name__}({self._texts(values(value))})"
 
     def _tuple(self, values: tuple[Any, ...]) -> str:
-        return f"({','.join(map(self.text, values))})"
+        return f"({self._texts(values)})"
 
     def _mapping(self, values: dict[Any, Any]) -> str:
         return f"{{{','.join(f'{self.text(key)}:{self.text(value)}' for key, value in values.items())}}}"

@@ -14,6 +14,7 @@ Var(symbol=%y)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -199,7 +200,7 @@ Parts = TypeVar("Parts", Accumulator, Block, For, Declare, Assign, If)
 
 def same_where_equal(old: tuple[Part, ...], new: Sequence[Part]) -> tuple[Part, ...]:
     """Return ``new``, or ``old`` itself where it has the very same parts: what is remembered of its owner then stays."""
-    return old if len(old) == len(new) and all(map(is_, old, new)) else tuple(new)
+    return old if (not new and not old) or (len(old) == len(new) and all(map(is_, old, new))) else tuple(new)
 
 
 def _changed(piece: Parts, **parts: Any) -> Parts:
@@ -414,6 +415,8 @@ def free_symbols(piece: Expr | Stmt | Body) -> tuple[Symbol, ...]:
     if isinstance(piece, Expr):
         return symbols_of(piece)
     body: Body = piece if isinstance(piece, tuple) else (piece,)
+    if len(body) == 1 and isinstance(body[0], Block):
+        return _free_in_block(body[0])
     bound = set(bound_symbols(body))
     seen: dict[Symbol, None] = {}
     for stmt in walk_stmts(body):
@@ -422,6 +425,14 @@ def free_symbols(piece: Expr | Stmt | Body) -> tuple[Symbol, ...]:
         for expr in expressions(stmt):
             seen.update(dict.fromkeys(symbols_of(expr)))
     return tuple(symbol for symbol in seen if symbol not in bound)
+
+
+@remembered
+def _free_in_block(block: Block) -> tuple[Symbol, ...]:
+    seen = dict.fromkeys(chain.from_iterable(map(symbols_of, expressions(block))))
+    for symbol in binders(block):
+        seen.pop(symbol, None)
+    return tuple(seen)
 
 
 def buffers_read(piece: Expr | Stmt | Body) -> tuple[Buffer, ...]:

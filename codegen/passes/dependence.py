@@ -33,8 +33,11 @@ def effects_of(block: ir.Block) -> Effects:
 
 def conflict(earlier: Effects, later: Effects) -> bool:
     """Whether the two must keep their order."""
-    return bool(
-        earlier.write_set & later.read_set or earlier.read_set & later.write_set or earlier.write_set & later.write_set
+    changed = later.write_set
+    return not (
+        earlier.write_set.isdisjoint(later.read_set)
+        and earlier.read_set.isdisjoint(changed)
+        and earlier.write_set.isdisjoint(changed)
     )
 
 

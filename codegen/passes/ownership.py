@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagedtensor.codegen.affine import Affine, constant, flat_index
-from stagedtensor.codegen.loop_ir import Buffer, Expr, For, Let, Load, Proc, Store, Symbol, Var, walk
+from stagedtensor.codegen.affine import Affine, cell_of, constant
+from stagedtensor.codegen.effects import loads_of
+from stagedtensor.codegen.loop_ir import Buffer, For, Let, Load, Proc, Stmt, Store, Symbol, Var
 from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.rewrite import expressions, walk_stmts
 
@@ -27,28 +28,30 @@ def parallel_loop(kernel: Proc) -> For | None:
 
 def owned_cells(kernel: Proc, buffer: Buffer) -> Ownership | None:
     """Return how the iterations of the kernel's parallel loop divide ``buffer``: iteration i touches only its own cells."""
-    return _owned(kernel).get(buffer)
+    outer = parallel_loop(kernel)
+    if outer is None or any(load.buffer is buffer for load in _loads(kernel.body, but=outer)):
+        return None
+    return _owned(outer).get(buffer)
 
 
 @remembered
-def _owned(kernel: Proc) -> dict[Buffer, Ownership]:
+def _owned(outer: For) -> dict[Buffer, Ownership]:
     """Return the division of every buffer that has one."""
-    outer = parallel_loop(kernel)
-    count = None if outer is None else constant(outer.iterator.extent)
-    if outer is None or count is None:
+    count = constant(outer.iterator.extent)
+    if count is None:
         return {}
     symbol = outer.iterator.symbol
     bounds = {stmt.iterator.symbol: stmt.iterator.bound for stmt in walk_stmts(outer.body) if isinstance(stmt, For)}
     around = {**bounds, symbol: count}
     cells: dict[Buffer, int | None] = {}
-    for buffer, indices in _touched(kernel):
-        known = cells.get(buffer, 0)
+    for access in _touched(outer):
+        known = cells.get(access.buffer, 0)
         if known is None:
             continue
-        flat = flat_index(buffer, indices, around)
+        flat = cell_of(access, around)
         step = flat.coefficient(symbol)
         owned = bool(step) and known in (0, step) and _within(flat, symbol, step or 0, bounds)
-        cells[buffer] = step if owned else None
+        cells[access.buffer] = step if owned else None
     return {buffer: (count, step) for buffer, step in cells.items() if step is not None}
 
 
@@ -63,12 +66,18 @@ def _within(flat: Affine, symbol: Symbol, step: int, bounds: dict[Symbol, int]) 
     return rest.constant >= 0 and greatest < step
 
 
-def _touched(kernel: Proc) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    """Yield every access of a kernel: the buffer and the indices."""
-    for stmt in walk_stmts(kernel.body):
+def _touched(outer: For) -> Iterator[Load | Store]:
+    """Yield every access of a loop."""
+    for stmt in walk_stmts((outer,)):
         for expr in expressions(stmt):
-            for part in walk(expr):
-                if isinstance(part, Load):
-                    yield part.buffer, part.indices
+            yield from loads_of(expr)
         if isinstance(stmt, Store):
-            yield stmt.buffer, stmt.indices
+            yield stmt
+
+
+def _loads(body: tuple[Stmt, ...], *, but: For) -> Iterator[Load]:
+    """Yield the loads of the lets around the parallel loop."""
+    for stmt in body:
+        if stmt is not but:
+            for expr in expressions(stmt):
+                yield from loads_of(expr)

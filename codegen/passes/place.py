@@ -168,7 +168,7 @@ def decide(
         return Decision(Mode.BUFFER, problem), []
     later = touched.after(position, target)
     uses, problem = _uses(items, position, target, later)
-    problem = problem or _overwritten(items, position, target, uses)
+    problem = problem or _overwritten(items, position, target, uses, touched)
     if problem:
         return Decision(Mode.BUFFER, problem), uses
     asked = target.node.placement if isinstance(target.node, Node) else Placement.AUTO
@@ -207,12 +207,14 @@ def _uses(
     return uses, ""
 
 
-def _overwritten(items: Sequence[Item], position: int, target: ir.Buffer, uses: Sequence[int]) -> str:
+def _overwritten(
+    items: Sequence[Item], position: int, target: ir.Buffer, uses: Sequence[int], touched: Touched
+) -> str:
     """Whether something the value is made of changes before a reader has read."""
     inputs = items[position].effects.read_set
     if not uses:
         return ""
-    for later in range(position + 1, uses[-1] + 1):
+    for later in sorted({at for buffer in inputs for at in touched.after(position, buffer) if at <= uses[-1]}):
         changed = items[later].effects.write_set & inputs
         if not changed:
             continue

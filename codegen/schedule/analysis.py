@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.affine import cell_of, constant
 from stagedtensor.codegen.effects import is_deep
 from stagedtensor.codegen.loop_ir import (
     Apply,
@@ -76,7 +76,7 @@ def cost_of(block: Block) -> Cost:
 
 def stride(load: Load, symbol: Symbol) -> int | None:
     """Return how many cells one step of ``symbol`` moves a load; None where that is not constant."""
-    return flat_index(load.buffer, load.indices).coefficient(symbol)
+    return cell_of(load).coefficient(symbol)
 
 
 @dataclass(frozen=True)

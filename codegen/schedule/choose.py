@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.affine import constant, flat_index
+from stagedtensor.codegen.affine import cell_of, constant
 from stagedtensor.codegen.loop_ir import (
     Block,
     BlockIterator,
@@ -167,7 +167,7 @@ def _row(candidates: list[BlockIterator], operand: Expr) -> BlockIterator | None
 def _unit_iterator(block: Block) -> BlockIterator | None:
     """The data iterator along which results are adjacent in memory."""
     for item in reversed(block.data):
-        steps = [flat_index(store.buffer, store.indices).coefficient(item.symbol) for store in block.stores]
+        steps = [cell_of(store).coefficient(item.symbol) for store in block.stores]
         if item.bound > 1 and all(step == 1 for step in steps):
             return item
     return None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stagedtensor.codegen.affine import (
     Affine,
     as_index,
+    cell_of,
     constant,
-    flat_index,
     floor_divide,
     modulo,
 )
@@ -140,8 +140,8 @@ def inline_lets(block: Block, expr: Expr) -> Expr:
 @remembered
 def accesses(block: Block) -> tuple[tuple[Buffer, Affine], ...]:
     """Return every cell a block reads or writes, as buffer and flat index."""
-    found = [(load.buffer, flat_index(load.buffer, load.indices)) for load in loads_in(*expressions(block))]
-    found += [(store.buffer, flat_index(store.buffer, store.indices)) for store in block.stores]
+    found = [(load.buffer, cell_of(load)) for load in loads_in(*expressions(block))]
+    found += [(store.buffer, cell_of(store)) for store in block.stores]
     return tuple(found)
 
 

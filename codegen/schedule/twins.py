@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.loop_ir import Block, Buffer, Cast, Expr, Load, Module, Origin, Proc, Stmt, Var, children
 from stagedtensor.codegen.passes.place import Decision, Mode
+from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.rewrite import Rewriter, buffers_read, buffers_written
 from stagedtensor.codegen.schedule.analysis import contraction, depends, points
 from stagedtensor.codegen.schedule.nest import collapse, expressions, loads_in
@@ -102,10 +103,12 @@ def _with_readers_first(kernels: list[Proc], twin: _Twin) -> list[Proc] | None:
     return order
 
 
+@remembered
 def _reads(kernel: Proc) -> frozenset[Buffer]:
     return frozenset(buffers_read(kernel.body))
 
 
+@remembered
 def _writes(kernel: Proc) -> frozenset[Buffer]:
     return frozenset(buffers_written(kernel.body))
 

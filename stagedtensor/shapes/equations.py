@@ -67,6 +67,7 @@ class ScopeEquations:
         self._operand_rows: dict[str, list[tuple[Row, Node, RowKind]]] = {}
         self._result_rows: dict[str, list[tuple[Row, RowKind]]] = {}
         self._flat: list[tuple[Row, str, RowKind]] = []
+        self._places: dict[str, Where] = {}
 
     def build(self) -> ScopeVariables:
         """Build all constraints; a result name without a size is a ``SpecError``."""
@@ -92,6 +93,12 @@ class ScopeEquations:
     # -- terms ----------------------------------------------------------------------------------------------------
 
     def _where(self, kind: RowKind | str = "") -> Where:
+        where = self._places.get(kind)
+        if where is None:
+            where = self._places[kind] = self._place(kind)
+        return where
+
+    def _place(self, kind: RowKind | str) -> Where:
         label, border = self.scope.label, self.scope.result.composite
         if border is not None and border.name != label:
             label = f"{border.name} ({label})"  # users called the composite, not what it is made of
@@ -148,6 +155,8 @@ class ScopeEquations:
             return
         declared = scope.result.declared
         variables = {shape.row(kind).variable for shape in scope.spec.operands for kind in MEMORY_ORDER}
+        if not any(scope.spec.result.row(kind).terms for kind in MEMORY_ORDER):
+            return
         inferred = {name for entry in variables if entry for name in flat_partner(scope.spec, entry) or ()}
         for kind in MEMORY_ORDER:
             if declared is not None and not declared.row(kind).open:

@@ -5,7 +5,7 @@ In: the solver's results. Out: answers to lookups; it changes nothing but its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from stagedtensor.dims import MEMORY_ORDER, Axis, DynamicDim, RowKind, Shape, Size
@@ -45,6 +45,7 @@ class ShapeSolution:
         self._scopes = scopes
         self._solve_scope = solve_scope
         self._undetermined = undetermined
+        self._alike: dict[Hashable, ScopeShapes] = {}
 
     def shape(self, node: Node) -> Shape:
         """Return the shape of a node; a gradient has its value's, an optimizer state its parameter's.
@@ -83,7 +84,19 @@ class ShapeSolution:
         """
         found = self._scopes.get(scope)
         if found is None:
-            found = self._scopes[scope] = self._solve_scope(scope, self)
+            found = self._scopes[scope] = self._solved_alike(scope)
+        return found
+
+    def _solved_alike(self, scope: Scope) -> ScopeShapes:
+        """Solve a scope, once for all of one spec over nodes of the same shapes: the layers of a network have many."""
+        result, nodes = scope.result, (*scope.nodes, scope.result)
+        if scope.sizes or scope.captures or result.declared is not None or not all(node in self for node in nodes):
+            return self._solve_scope(scope, self)
+        facts = (scope.derives, result.role, result.owner is None, *(node.is_gradient for node in nodes))
+        form = (scope.spec, facts, tuple(map(self.shape, nodes)))
+        found = self._alike.get(form)
+        if found is None:
+            found = self._alike[form] = self._solve_scope(scope, self)
         return found
 
 
