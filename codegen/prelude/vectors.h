@@ -266,10 +266,16 @@ ST_FN st_vf32 st_among_vf32(st_vf32 table, st_vu32 places) {
 //! st_one_f16_to_f32
 /* Exact, subnormals too: one instruction, which no flush mode touches. */
 ST_FN float st_one_f16_to_f32(uint16_t x) {
+#if defined(__clang__) && __clang_major__ >= 15 /* which has a type for it, and no such function any more */
+    _Float16 half;
+    __builtin_memcpy(&half, &x, sizeof half);
+    return (float)half;
+#else
     typedef int16_t eight_halves __attribute__((vector_size(16)));
     typedef float four_floats __attribute__((vector_size(16)));
     four_floats wide = __builtin_ia32_vcvtph2ps((eight_halves){(int16_t)x});
     return wide[0];
+#endif
 }
 //! st_f16_to_vf32 | needs st_vectors
 /* Exact, subnormals too: one instruction, which no flush mode touches. */
