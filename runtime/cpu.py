@@ -102,6 +102,10 @@ class CpuDevice:
         self._narrowing(cells, buffer, prec, saturate=saturate)
         return True
 
+    def take(self, buffer: Array, values: object, dims: tuple[int, ...]) -> bool:
+        """All arrays are the host's here."""
+        return False
+
     def download(self, buffer: Array) -> Array:
         """Return a copy."""
         return buffer.copy()

@@ -150,6 +150,21 @@ class CudaDevice:
         """Leave rounding to the host."""
         return False
 
+    def take(self, buffer: CudaBuffer, values: object, dims: tuple[int, ...]) -> bool:
+        """Copy an array with ``__cuda_array_interface__`` from device to device; its memory is free again on return."""
+        own = np.dtype(buffer.prec.numpy_dtype) == buffer.array.dtype  # not where the buffer holds bits of another format
+        if not own or not hasattr(values, "__cuda_array_interface__"):
+            return False
+        written = self.cupy.cuda.get_current_stream().record()  # by whatever the caller enqueued
+        with self._current():
+            given = self.cupy.asarray(values)
+            if given.shape != dims or given.dtype != buffer.array.dtype:
+                return False
+            self.stream.wait_event(written)
+            buffer.array[...] = given.reshape(-1)
+            self.stream.synchronize()
+        return True
+
     def download(self, buffer: CudaBuffer) -> Array:
         """Wait and return a copy."""
         with self._current():

@@ -108,6 +108,9 @@ class Device(Protocol):
     def narrow(self, buffer: Any, cells: Array, prec: Prec, *, saturate: bool) -> bool:
         """Round f32 host cells (one piece of memory) into a buffer of ``prec``; False, and nothing done, where it cannot."""
 
+    def take(self, buffer: Any, values: object, dims: tuple[int, ...]) -> bool:
+        """Copy an array of ``dims`` that lies on the device, in the buffer's format; False, and nothing done, for others."""
+
     def download(self, buffer: Any) -> Array:
         """Wait and return a fresh flat host copy, in the precision's numpy dtype."""
 

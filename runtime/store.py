@@ -251,6 +251,9 @@ class Store:
             self.uploaded_bytes += value.size * held.prec.bytes
             self.initialized.add(node)
             return
+        if not held.dynamic and self.device.take(held.buffer, value, held.dims):
+            self.initialized.add(node)
+            return
         data = self.check_kind(node, value, held.prec)
         cells = self.converted(node, data, held.prec, held.shape)
         self._upload(held, self.padded(cells, held))

@@ -34,6 +34,22 @@ class Array(np.ndarray[Any, Any]):
         self[...] = values.reshape(self.shape)
 
 
+class Outside:
+    """An array of another library, on the device; reading it on the host is counted."""
+
+    def __init__(self, cells: np.ndarray[Any, Any]) -> None:
+        self.cells = cells
+        self.read = 0
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.cells.shape, "typestr": self.cells.dtype.str, "data": (self.cells.ctypes.data, False), "version": 3}
+
+    def get(self) -> np.ndarray[Any, Any]:
+        self.read += 1
+        return self.cells
+
+
 class Graph:
     """A captured sequence of launches."""
 
@@ -58,6 +74,7 @@ class Stream:
         self.recorded: list[Callable[[], None]] | None = None
         self.captures = 0
         self.graphs: list[Graph] = []
+        self.waited: Event | None = None
         self._outer: list[Stream | None] = []
 
     def __enter__(self) -> Stream:
@@ -78,6 +95,15 @@ class Stream:
         self.recorded = None
         self.graphs.append(graph)
         return graph
+
+    def record(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        assert event.at is not None, "nothing was recorded"
+        self.waited = event
 
     def synchronize(self) -> None:
         assert self.recorded is None, "a capture does not allow waiting"
@@ -176,6 +202,11 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
         assert stream is Stream.current
         return np.array(array)
 
+    def asarray(values: Any) -> Array:
+        assert Stream.current is not None
+        return values.view(Array) if isinstance(values, np.ndarray) else values.cells.view(Array)
+
+    callers = Stream(non_blocking=True)
     runtime = SimpleNamespace(
         getDeviceCount=lambda: gpus,
         getDeviceProperties=lambda index: {"name": b"Pretended GPU", "major": 9, "minor": 0, "sharedMemPerBlockOptin": 227 << 10},
@@ -185,8 +216,9 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
         Stream=Stream,
         Event=Event,
         get_elapsed_time=elapsed,
+        get_current_stream=lambda: Stream.current or callers,
         runtime=runtime,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
     )
-    return SimpleNamespace(zeros=zeros, asnumpy=asnumpy, cuda=cuda)
+    return SimpleNamespace(zeros=zeros, asnumpy=asnumpy, asarray=asarray, cuda=cuda)

@@ -67,6 +67,32 @@ def test_values_set_between_replays_reach_the_graph(pretended: Any) -> None:
         assert fake_cupy.Stream.current is None
 
 
+def test_device_arrays_go_in_without_the_host(pretended: Any) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", batch=[4], output=[3])
+        y = x * 2.0
+        ctx.run(_filled(ctx, ctx.compile(y), x))
+        device: Any = ctx._device
+        uploads, values = ctx.stats.uploads, np.arange(12, dtype=np.float32).reshape(4, 3)
+        given = fake_cupy.Outside(values)
+        ctx.set_values(x, given)
+        np.testing.assert_array_equal(ctx.get_values(x), values)
+        assert given.read == 0
+        assert ctx.stats.uploads == uploads
+        assert device.stream.waited is not None  # for what the caller's stream still does to the array
+        wide = fake_cupy.Outside(values.astype(np.float64) / 3)  # another format: converted by the rule, through the host
+        ctx.set_values(x, wide)
+        np.testing.assert_array_equal(ctx.get_values(x), (values.astype(np.float64) / 3).astype(np.float32))
+        assert wide.read == 1
+        with pytest.raises(st.errors.ContextError, match="x"):
+            ctx.set_values(x, fake_cupy.Outside(values.T))
+
+
+def _filled(ctx: st.Context, routine: st.Routine, x: st.Tensor) -> st.Routine:
+    ctx.set_values(x, np.ones((4, 3)))
+    return routine
+
+
 def test_run_time_extents_are_sent_outside_the_graph(pretended: Any) -> None:
     with st.Session(), st.Context("cuda") as ctx:
         x = st.placeholder("x", batch=[st.dynamic("rows", max=8)], output=[6])
