@@ -249,6 +249,7 @@ def attention(bench: Bench) -> Iterator[Row]:
                 ctx.set_values(t, cells)
             ours = bench.ours(ctx, partial(ctx.run, routine))
             found = ctx.get_values(mixed).astype(np.float64)[0, 0]
+            path = routine.kernels[0].path
         x, y, z = (cells[0, 0].astype(np.float64) for cells in values)
         exact = expected("softmax", x @ y.T * scale) @ z
         error = float(np.abs(found - exact).max() / (16 * UNITS[prec]))
@@ -257,7 +258,7 @@ def attention(bench: Bench) -> Iterator[Row]:
             dtype = torch.float16 if prec == "f16" else torch.bfloat16
             data = [torch.tensor(cells, device=bench.peer).to(dtype) for cells in values]
             theirs = bench.theirs(partial(torch.nn.functional.scaled_dot_product_attention, *data))
-        yield finished(Row("attention", prec, ours, theirs, error=error, counts=error <= 1))
+        yield finished(Row("attention", prec, ours, theirs, error=error, counts=error <= 1, path=path))
 
 
 NETWORKS = ("mlp-small", "gpt2_mini", "cifar_conv", "mlp-mid", "gpt-mini", "conv", "mlp_wide", "lenet")

@@ -223,11 +223,7 @@ class CudaDevice:
         path = self._cache.get_or_build(key, build, source=emitted.text, suffix=".cubin", source_suffix=".cu")
         with self._device:
             loaded = self.cupy.RawModule(path=str(path))
-            functions = [loaded.get_function(kernel.name) for kernel in emitted.kernels]
-            for function, kernel in zip(functions, emitted.kernels, strict=True):
-                if kernel.launch.dynamic_bytes:
-                    function.max_dynamic_shared_size_bytes = kernel.launch.dynamic_bytes
-            return functions
+            return [loaded.get_function(kernel.name) for kernel in emitted.kernels]
 
     def sync(self) -> None:
         """Wait for everything enqueued on this context's stream."""
@@ -259,6 +255,9 @@ class CudaRoutine:
             if kernel.scalars:
                 arguments.append(self._scalars)
             launch = kernel.launch
+            if launch.dynamic_bytes:
+                with device._current():
+                    function.max_dynamic_shared_size_bytes = launch.dynamic_bytes
             self._launches.append((function, (launch.blocks,), (launch.threads,), tuple(arguments), launch.dynamic_bytes))
         self._runs = 0
         self._graph: Any = None

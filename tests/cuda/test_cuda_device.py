@@ -67,6 +67,40 @@ def test_values_set_between_replays_reach_the_graph(pretended: Any) -> None:
         assert fake_cupy.Stream.current is None
 
 
+def test_launches_ask_for_their_shared_memory(pretended: Any) -> None:
+    """The stand-in refuses a launch that was not allowed what it asks for."""
+    rng = np.random.default_rng(0)
+    queries, keys = (rng.standard_normal((1, length, 2, 16)).astype(np.float16) for length in (17, 576))
+    with st.Session(), st.Context("cuda") as ctx:
+        q = st.placeholder("q", batch=[1, 17], output=[2, 16], prec="f16")
+        k = st.placeholder("k", batch=[1, 576], output=[2, 16], prec="f16")
+        y = st.attention(q, k, k)
+        routine = ctx.compile(y)
+        (kernel,) = routine.kernels
+        assert kernel.shared_bytes > 48 << 10
+        ctx.set_values(q, queries)
+        ctx.set_values(k, keys)
+        ctx.run(routine)
+        found = ctx.get_values(y).astype(np.float32)[0, :, 1]
+    scores = queries[0, :, 1].astype(np.float64) @ keys[0, :, 1].astype(np.float64).T / 4
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = weights / weights.sum(axis=1, keepdims=True) @ keys[0, :, 1].astype(np.float64)
+    np.testing.assert_allclose(found, expected, atol=4e-3)
+
+
+def test_tiles_grow_with_the_shared_memory_of_the_device(pretended: Any) -> None:
+    heights = []
+    for properties in ({}, {"sharedMemPerBlockOptin": 227 << 10}):
+        plain = {"name": b"Pretended GPU", "major": 9, "minor": 0, **properties}
+        pretended.cuda.runtime.getDeviceProperties = lambda index, plain=plain: plain
+        with st.Session(), st.Context("cuda") as ctx:
+            q = st.placeholder("q", batch=[48, 33], output=[2, 16], prec="f16")
+            k = st.placeholder("k", batch=[48, 576], output=[2, 16], prec="f16")
+            (kernel,) = ctx.compile(st.attention(q, k, k)).kernels
+        heights.append(int(kernel.path.split()[2]))
+    assert heights[0] < heights[1], heights
+
+
 def test_device_arrays_go_in_without_the_host(pretended: Any) -> None:
     with st.Session(), st.Context("cuda") as ctx:
         x = st.placeholder("x", batch=[4], output=[3])

@@ -8,6 +8,7 @@ import pytest
 import stagedtensor as st
 from stagedtensor.precision import Prec, precision
 from stagedtensor.runtime.cuda import CudaDevice, is_available
+from tests.cuda.test_row_tiles import attention, tiled
 from tests.cuda.test_tensor_cores import CASES
 from tests.cuda.test_tf32 import rounded
 from tests.cuda.test_training import train
@@ -123,6 +124,21 @@ def test_tf32_products_and_deep_ones(size: tuple[int, int, int]) -> None:
     bound = 2 * k * 2.0**-24 * (np.abs(x) @ np.abs(y)) + 1e-30
     assert np.all(np.abs(found[0] - x @ y) <= bound)
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("prec", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("sizes", [(2, 3, 40, 40, 16), (1, 2, 33, 150, 24), (4, 8, 512, 512, 64), (1, 2, 100, 1024, 64)])
+def test_attention_in_tiles_of_rows(prec: str, sizes: tuple[int, int, int, int, int]) -> None:
+    """Shared memory up to what the device allows; gradients with scores computed again where they are large."""
+    found, routine = attention("cuda", prec, sizes, causal=sizes[2] == sizes[3])
+    again, _ = attention("cuda", prec, sizes, causal=sizes[2] == sizes[3])
+    assert tiled(routine)
+    for mine, same in zip(found, again, strict=True):
+        np.testing.assert_array_equal(mine, same)
+    separate, _ = attention("cuda", prec, sizes, causal=sizes[2] == sizes[3], fusion=False)
+    unit = {"f32": 2.0**-20, "f16": 2.0**-9, "bf16": 2.0**-6}[prec]
+    for mine, theirs in zip(found, separate, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=unit, atol=unit * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("special", [0.5, np.inf, np.nan])

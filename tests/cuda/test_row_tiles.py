@@ -285,7 +285,7 @@ def training(device: str) -> tuple[list[Array], st.Routine]:
 
 def test_gradients_compute_scores_again_and_store_none(monkeypatch: pytest.MonkeyPatch) -> None:
     stored, before = training("cuda-emulated")
-    monkeypatch.setattr(recomputed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(recomputed, "LEAST_CELLS", 0)
     again, after = training("cuda-emulated")
     scores = "[2, 2, 24, 24]"
     assert scores in {line.shape for line in before.executable.temporaries}
@@ -299,6 +299,6 @@ def test_gradients_compute_scores_again_and_store_none(monkeypatch: pytest.Monke
 
 
 def test_scores_are_kept_where_a_later_product_is_not_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recomputed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(recomputed, "LEAST_CELLS", 0)
     _, routine = attention("cuda-emulated", "f32", (2, 2, 20, 20, 8), causal=True)
     assert "[2, 2, 20, 20]" in {line.shape for line in routine.executable.temporaries}

@@ -25,10 +25,9 @@ from stagedtensor.codegen.schedule.cuda.row_group import (
     is_static,
 )
 from stagedtensor.codegen.schedule.nest import expressions, loads_in
-from stagedtensor.precision import f32
 
-LEAST_BYTES = 4 << 20
-"""Bytes of a matrix from which computing it again is cheaper than keeping it."""
+LEAST_CELLS = 1 << 20
+"""Cells of a matrix from which it is computed again: what is smaller stays in a device's cache."""
 
 
 class Recomputation:
@@ -95,7 +94,7 @@ class Recomputation:
 
     def is_matrix(self, buffer: Buffer, shape: tuple[int, ...]) -> bool:
         """Tell whether ``buffer`` is one of the matrices of ``shape`` that copies make anew: large, written once, not kept."""
-        large = buffer in self._temporaries and buffer.shape == shape and buffer.size * f32.bytes >= LEAST_BYTES
+        large = buffer in self._temporaries and buffer.shape == shape and buffer.size >= LEAST_CELLS
         return large and len(self._writers[buffer]) == 1 and buffer in self._readers
 
     def _without(self, group: RowGroup, stored: Collection[Buffer]) -> RowGroup:
@@ -235,4 +234,4 @@ def _renewed(member: Member, block: Block) -> Member:
     return replace(member, block=block, product=None if member.product is None else as_product(block, member.symbols))
 
 
-__all__ = ["LEAST_BYTES", "Recomputation"]
+__all__ = ["LEAST_CELLS", "Recomputation"]

@@ -39,7 +39,6 @@ from stagedtensor.codegen.schedule.cuda.elementwise import assignments
 from stagedtensor.codegen.schedule.cuda.formats import Instruction, for_tensor_cores
 from stagedtensor.codegen.schedule.cuda.launch import (
     MOST_BLOCKS,
-    SHARED_BYTES,
     STATIC_SHARED,
     THREADS,
     WARP,
@@ -87,7 +86,7 @@ class RowTiling:
     def __init__(
         self, blocks: Sequence[Block], temporaries: Collection[Buffer], numerics: Numerics, most_bytes: int
     ) -> None:
-        self._planned: dict[RowGroup, RowTiles | str] = {}
+        self._planned: dict[RowGroup, _Plan] = {}
         self._stored: dict[int, str] = {}
         self._numerics = numerics
         self._most_bytes = most_bytes
@@ -100,9 +99,7 @@ class RowTiling:
 
     def tiles(self, group: RowGroup) -> RowTiles:
         """Return the launch of a group."""
-        planned = self._planned[group]
-        assert isinstance(planned, RowTiles)
-        return planned
+        return self._planned[group].finished()
 
     def said(self, place: int, path: str) -> str:
         """Return ``path`` of the block at ``place``, with the reason where it might have been the first of a group."""
@@ -119,30 +116,37 @@ class RowTiling:
                 yield from (item for item in accesses(member.block) if item[0] not in group.slabs)
 
     def _fits(self, group: RowGroup) -> bool:
-        planned = row_tiles(group, self._numerics, self._most_bytes)
-        self._planned[group] = planned
+        planned = _plan(group, self._numerics, self._most_bytes)
         if isinstance(planned, str):
             self._stored[group.start] = planned
-        return isinstance(planned, RowTiles)
+            return False
+        self._planned[group] = planned
+        return True
 
     def _on_tensor_cores(self, given: Product) -> bool:
         return not isinstance(for_tensor_cores(given, self._numerics), str)
 
 
-def row_tiles(group: RowGroup, numerics: Numerics, most_bytes: int = SHARED_BYTES) -> RowTiles | str:
-    """Return the launch of ``group``, its tiles as high as ``most_bytes`` of shared memory allow; else the reason."""
+def _plan(group: RowGroup, numerics: Numerics, most_bytes: int) -> _Plan | str:
+    """The launch of ``group``, its tiles as high as ``most_bytes`` of shared memory allow; else the reason."""
     rows = group.extents[-1]
     outer = 1
     for extent in group.extents[:-1]:
         outer *= extent
-    heights = [height for height in _HEIGHTS if rows > height // 2 or height == _HEIGHTS[-1]]
-    plans = [_Plan(group, numerics, height) for height in heights]
-    fitting = [plan for plan in plans if plan.nbytes <= most_bytes]
-    if not fitting:
-        kib = -(-plans[-1].nbytes // 1024)
-        return f"{heights[-1]} rows of what stands between take {kib} KiB of shared memory, of {most_bytes // 1024}"
-    busy = (plan for plan in fitting if outer * -(-rows // plan.height) >= ENOUGH_TILES)
-    return next(busy, fitting[-1]).finished()
+    plan: _Plan | None = None
+    for height in _HEIGHTS:
+        if rows <= height // 2 and height != _HEIGHTS[-1]:
+            continue
+        lower = _Plan(group, numerics, height)
+        if lower.nbytes > most_bytes:
+            needed = lower.nbytes
+            continue
+        plan = lower
+        if outer * -(-rows // height) >= ENOUGH_TILES:
+            break
+    if plan is None:
+        return f"{_HEIGHTS[-1]} rows of what stands between take {-(-needed // 1024)} KiB of shared memory, of {most_bytes // 1024}"
+    return plan
 
 
 class _Plan:
@@ -161,9 +165,7 @@ class _Plan:
         self._words: list[str] = []
         self._arrays: list[tuple[Buffer, int, int]] = []
         """Shared arrays, with the first and the last step that touches each."""
-        steps = [self._step(place, member) for place, member in enumerate(group.members)]
-        local = _Local(self._slabs, group.slabs, Var(self._first))
-        self._steps = [local.body(tuple(step)) for step in steps]
+        self._steps = [self._step(place, member) for place, member in enumerate(group.members)]
         for buffer, cells in self._slabs.items():
             touched = [at for at, item in enumerate(group.members) if any(other is buffer for other, _ in accesses(item.block))]
             first = -1 if cells in self._resident else touched[0]  # cells beyond the matrix are set before all steps
@@ -306,8 +308,9 @@ class _Plan:
             here = floor_divide(rest, below) if below > 1 else rest
             lets.append(Let(symbol, modulo(here, extent)))
         body: list[Stmt] = [*lets, *self._cleared()]
+        local = _Local(self._slabs, self.group.slabs, Var(self._first))
         for step in self._steps:
-            body += [scoped(step), Barrier()]
+            body += [scoped(local.body(tuple(step))), Barrier()]
         nest: tuple[Stmt, ...] = (
             *(Alloc(cells) for cells in self._slabs.values()),
             Let(self._lane, modulo(Var(self._thread), WARP)),
