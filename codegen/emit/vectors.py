@@ -147,7 +147,7 @@ class _Judge:
             case Var(symbol):
                 return symbol.type in _TYPES and symbol is not self._lane
             case Load(buffer, indices):
-                return buffer.type in (f32, i32) and _stride(buffer, indices, self._lane) == 1
+                return buffer.type in _TYPES and _stride(buffer, indices, self._lane) == 1
             case Fma(a, b, c):
                 return expr.type is f32 and all(map(self._value, (a, b, c)))
             case Cast():
@@ -317,7 +317,10 @@ class VectorPrinter:
             case Var(symbol):
                 return Text(self.printer.names.of(symbol))
             case Load(buffer, indices):
-                return self._memory(self._loads(buffer), f"v{buffer.type.name}", self._place(buffer, indices))
+                place, verb = self._place(buffer, indices), self._loads(buffer)
+                if buffer.type is u32:
+                    return Text(f"(st_vu32){self._memory(verb, 'vi32', f'(const int32_t *){place}').code}", Level.UNARY)
+                return self._memory(verb, f"v{buffer.type.name}", place)
             case Fma(a, b, c):
                 return self._call("fma_vf32", *(self._vector(part).code for part in (a, b, c)))
             case Cast():
