@@ -141,6 +141,45 @@ def test_attention_in_tiles_of_rows(prec: str, sizes: tuple[int, int, int, int, 
         np.testing.assert_allclose(mine, theirs, rtol=unit, atol=unit * np.abs(theirs).max())
 
 
+@pytest.mark.parametrize("prec", ["f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("size", [(33, 40, 50), (128, 64, 512)])
+def test_fp8_instructions(prec: str, size: tuple[int, int, int]) -> None:
+    """Products are exact; sums keep 13 bits at least, of which aligning to the greatest product takes some."""
+    m, n, k = size
+    with st.Session(), st.Context("cuda", numerics=st.Numerics(fp8_fast_accumulate=True)) as ctx:
+        a, b = st.placeholder("a", output=[m], input=[k], prec=prec), st.placeholder("b", output=[n], input=[k], prec=prec)
+        c = st.einsum("k -> i; k -> j => j -> i", a, b)
+        st.specify(c, "f32")
+        routine = ctx.compile(c)
+        assert f"{prec} x {prec} into f32" in routine.kernels[0].path
+        rng = np.random.default_rng(3)
+        for t, shape in ((a, (m, k)), (b, (n, k))):
+            ctx.set_values(t, rng.standard_normal(shape))
+        ctx.run(routine)
+        x, y, found = (ctx.get_values(t).astype(np.float64) for t in (a, b, c))
+    bound = 2.0**-12 * k / 32 * (np.abs(x) @ np.abs(y.T)) + 1e-30
+    assert np.all(np.abs(found - x @ y.T) <= bound)
+
+
+def test_kernels_side_by_side() -> None:
+    """Rows of a warp each, a lone result, a product and points in one launch, whose parts take ranges of its blocks."""
+    found = []
+    for fusion in (True, False):
+        with st.Session(), st.Context("cuda") as ctx:
+            x = st.placeholder("x", batch=[300], output=[40])
+            a, b = st.placeholder("a", output=[96], input=[80], prec="f16"), st.placeholder("b", output=[80], input=[72], prec="f16")
+            results = [st.softmax(x), st.sum(x, axis="output"), st.max(x), x * 2.0, a @ b]
+            routine = ctx.compile(results, fusion=fusion)
+            assert ("side by side" in routine.kernels[0].path) == fusion
+            rng = np.random.default_rng(4)
+            for t, shape in ((x, (300, 40)), (a, (96, 80)), (b, (80, 72))):
+                ctx.set_values(t, rng.standard_normal(shape))
+            ctx.run(routine)
+            found.append([ctx.get_values(t) for t in results])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 @pytest.mark.parametrize("special", [0.5, np.inf, np.nan])
 def test_skipped_points_multiply_nothing(special: float) -> None:
     found = {}
