@@ -19,6 +19,7 @@ from stagedtensor.codegen.schedule.congruent import solve_congruences
 from stagedtensor.codegen.schedule.held import hold_wide
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
 from stagedtensor.codegen.schedule.matrix_tile import multiplies_bf16
+from stagedtensor.codegen.schedule.maxima import Taken, taken_where_written
 from stagedtensor.codegen.schedule.nest import collapse
 from stagedtensor.codegen.schedule.slab import Group, grouped, slabs_of
 from stagedtensor.codegen.schedule.together import together
@@ -41,6 +42,7 @@ def schedule(
     kernels run together where that spares large intermediates, unless ``choices`` say otherwise.
     """
     constants = machine(target, choices)
+    joins = slabs
     slabs = slabs and (choices.slabs or constants.matrix_tiles)  # there, slabs are sums in another order
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
@@ -57,6 +59,10 @@ def schedule(
                 continue
         for kernel in part.kernels if isinstance(part, Group) else (part,):
             copies.next_kernel()
+            if joins and (taken := _taken(kernel, kernels, constants)) is not None:
+                kernels[taken.place] = taken.kernel
+                scratch.append(taken.parts)
+                kernel = replace(kernel, body=(taken.merge,))
             for proc, buffers in _scheduled(kernel, constants, copies):
                 kernels.append(proc)
                 scratch += buffers
@@ -89,6 +95,11 @@ def _for_matrix_tiles(group: Group) -> bool:
         return False
     found = [contraction(collapse(block)) for block in group.blocks if block.accumulators and not block.scatter]
     return any(item is not None and multiplies_bf16(item) for item in found)
+
+
+def _taken(kernel: Proc, before: list[Proc], constants: Machine) -> Taken | None:
+    block = kernel.body[0] if len(kernel.body) == 1 else None
+    return taken_where_written(block, before, constants) if isinstance(block, Block) else None
 
 
 def _scheduled(kernel: Proc, constants: Machine, copies: WideCopies) -> list[tuple[Proc, tuple[Buffer, ...]]]:

@@ -64,7 +64,7 @@ def _split(block: Block, outer: BlockIterator, length: int, parts: int, rest: in
     part = BlockIterator(index_symbol("i_part"), as_index(parts), parts)
     partial = _part(block, outer, scratch, (part,), Var(part.symbol), length, multiply(Var(part.symbol), length))
     left = _part(block, outer, scratch, (), as_index(parts), rest, as_index(parts * length)) if rest else None
-    return Split(partial, left, _merge(block, scratch, states), tuple(scratch.values()), states)
+    return Split(partial, left, merge(block, scratch, states), tuple(scratch.values()), states)
 
 
 def _part(
@@ -114,7 +114,8 @@ def _from_neutral(item: Accumulator, states: dict[Symbol, Symbol], mapping: dict
     )
 
 
-def _merge(block: Block, scratch: dict[Symbol, Buffer], parts: int) -> Block:
+def merge(block: Block, scratch: dict[Symbol, Buffer], parts: int) -> Block:
+    """Return the block that starts from ``block``'s initial states, merges ``parts`` states in order, and stores."""
     part = index_symbol("i_part")
     cell = (Var(part), *(Var(item.symbol) for item in block.data))
     mine: dict[Symbol, Expr] = {item.symbol: Var(item.symbol) for item in block.accumulators}

@@ -109,5 +109,3 @@ def test_what_others_see_stays(points: ir.BlockIterator) -> None:
         block(y, points, ir.Load(value, at(points))),
     )
     assert narrow(whole) is whole
-
-
