@@ -7,41 +7,41 @@ with barriers between, so that a row is read from memory once. Sums keep the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from stagedtensor.codegen.affine import as_index, constant, flat_index
+from stagedtensor.codegen.affine import Affine, as_index, constant
 from stagedtensor.codegen.loop_ir import (
     Apply,
     Barrier,
     Block,
     BlockIterator,
     Buffer,
-    Expr,
     For,
     If,
-    Load,
     Stmt,
     Symbol,
     Var,
-    walk,
 )
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.cuda.launch import (
     MOST_BLOCKS,
     WARP,
     Dealt,
+    Flat,
     Launch,
     flatten,
     points_of,
     strided,
 )
 from stagedtensor.codegen.schedule.cuda.rows import row, scoped, threads_for
-from stagedtensor.codegen.schedule.nest import collapse, expressions, fresh, index_symbol, point, stores
+from stagedtensor.codegen.schedule.nest import accesses, collapse, index_symbol, point, stores
 from stagedtensor.precision import i64
 
 _LEAST_ROWS = 64
 """Fewer rows leave most of a device idle for the length of several steps."""
 _MOST_STEPS = 12
+_LATEST_REDUCTION = 3
+"""Among how many blocks the first reduction is looked for: a group may begin with one or two that prepare its rows."""
 _MOST_COLUMNS = 4
 """Points of a row that a step may have, as a multiple of those that are summed: there are threads for these."""
 
@@ -51,38 +51,37 @@ def groups(blocks: Sequence[Block], by_rows: Callable[[Block], bool]) -> list[li
     found: list[list[int]] = []
     start = 0
     while start < len(blocks):
-        end = _end(blocks, start, by_rows)
-        found.append(list(range(start, end)))
-        start = end
+        count = max(1, _count(blocks[start : start + _MOST_STEPS], by_rows))
+        found.append(list(range(start, start + count)))
+        start += count
     return found
 
 
-def _end(blocks: Sequence[Block], start: int, by_rows: Callable[[Block], bool]) -> int:
-    """Where the group that starts at ``start`` ends."""
-    first = next((block for block in blocks[start : start + 3] if not _pointwise(block)), None)
-    if first is None or not by_rows(first) or not _static(first):
-        return start + 1
-    rows = tuple(item.bound for item in first.data)
-    if points_of(first.data) < _LEAST_ROWS:
-        return start + 1
-    threads = threads_for(first)
+def _count(blocks: Sequence[Block], by_rows: Callable[[Block], bool]) -> int:
+    """How many of ``blocks``, from the first on, walk the rows of the first reduction among them together; 0 for none."""
+    first = next((block for block in blocks[:_LATEST_REDUCTION] if not _pointwise(block)), None)
+    if first is None or not by_rows(first) or not _static(first) or points_of(first.data) < _LEAST_ROWS:
+        return 0
+    rows = _bounds(first.data)
     members: list[Block] = []
-    reductions = 0
-    for block in blocks[start : start + _MOST_STEPS]:
-        reduces = not _pointwise(block)
-        fits = (
-            _static(block)
-            and (by_rows(block) and _bounds(block.data) == rows and threads_for(block) == threads)
-            if reduces
-            else _static(block)
-            and _bounds(block.iterators)[: len(rows)] == rows
-            and points_of(block.iterators[len(rows) :]) <= _MOST_COLUMNS * points_of(first.reduce)
-        )
-        if not fits or (members and not _joins(members, block, rows)):
+    for block in blocks:
+        alike = _points_of_rows(block, first) if _pointwise(block) else by_rows(block) and _sums_of_rows(block, first)
+        if not alike or not _static(block) or (members and not _joins(members, block, rows)):
             break
         members.append(block)
-        reductions += reduces
-    return start + len(members) if len(members) > 1 and reductions else start + 1
+    return len(members) if len(members) > 1 and any(block is first for block in members) else 0
+
+
+def _points_of_rows(block: Block, first: Block) -> bool:
+    """Tell whether ``block`` has the rows of ``first`` outermost, and no more points in a row than its threads can do."""
+    rows = len(first.data)
+    leading, rest = block.iterators[:rows], block.iterators[rows:]
+    return _bounds(leading) == _bounds(first.data) and points_of(rest) <= _MOST_COLUMNS * points_of(first.reduce)
+
+
+def _sums_of_rows(block: Block, first: Block) -> bool:
+    """Tell whether ``block`` has the rows of ``first`` and as many threads for each."""
+    return _bounds(block.data) == _bounds(first.data) and threads_for(block) == threads_for(first)
 
 
 def _pointwise(block: Block) -> bool:
@@ -99,74 +98,53 @@ def _bounds(iterators: Sequence[BlockIterator]) -> tuple[int, ...]:
 
 def _joins(members: Sequence[Block], block: Block, rows: tuple[int, ...]) -> bool:
     """Tell whether ``block`` has something in common with the others, and nothing outside the row at hand."""
+    mine = {buffer for buffer, _ in accesses(block)}
     common = False
     for other in members:
-        mine, theirs = dict.fromkeys(_touched(block)), dict.fromkeys(_touched(other))
-        shared = [buffer for buffer in mine if buffer in theirs]
-        common = common or bool(shared)
+        shared = mine & {buffer for buffer, _ in accesses(other)}
         written = {item.buffer for item in (*block.stores, *other.stores)}
-        for buffer in shared:
-            if buffer in written:
-                steps = {_step(item, buffer, rows) for item in (block, other)}
-                if len(steps) != 1 or None in steps:
-                    return False
+        if not all(_in_rows(block, buffer, rows) and _in_rows(other, buffer, rows) for buffer in shared & written):
+            return False
+        common = common or bool(shared)
     return common
 
 
-def _touched(block: Block) -> Iterator[Buffer]:
-    for buffer, _ in _accesses(block):
-        yield buffer
-
-
-def _accesses(block: Block) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for expr in expressions(block):
-        for part in walk(expr):
-            if isinstance(part, Load):
-                yield part.buffer, part.indices
-    for store in block.stores:
-        yield store.buffer, store.indices
-        for index in store.indices:
-            for part in walk(index):
-                if isinstance(part, Load):
-                    yield part.buffer, part.indices
-
-
-def _step(block: Block, buffer: Buffer, rows: tuple[int, ...]) -> int | None:
-    """Return how many neighbouring cells of ``buffer`` belong to a row; None where some access leaves its row."""
-    leading = block.iterators[: len(rows)] if _pointwise(block) else block.data
+def _in_rows(block: Block, buffer: Buffer, rows: tuple[int, ...]) -> bool:
+    """Tell whether ``buffer`` lies row by row, and ``block`` touches of it only cells of the row at hand."""
     total = 1
     for bound in rows:
         total *= bound
     if buffer.layout.steps or buffer.size % total:
-        return None
-    step = buffer.size // total
+        return False
+    cells = buffer.size // total
+    return all(_in_row(flat, block, cells, len(rows)) for other, flat in accesses(block) if other is buffer)
+
+
+def _in_row(flat: Affine, block: Block, cells: int, rows: int) -> bool:
+    """Tell whether the access ``flat`` is the number of the row times ``cells``, plus less than that."""
+    leading = block.iterators[:rows] if _pointwise(block) else block.data
+    weight = cells
+    for item in reversed(leading):
+        if item.bound > 1 and flat.coefficient(item.symbol) != weight:
+            return False
+        weight *= item.bound
+    of_row = {item.symbol for item in leading}
     bounds = {item.symbol: item.bound for item in block.iterators}
-    for other, indices in _accesses(block):
-        if other is not buffer:
-            continue
-        flat = flat_index(buffer, indices)
-        weight = step
-        for item in reversed(leading):
-            if item.bound > 1 and flat.coefficient(item.symbol) != weight:
-                return None
-            weight *= item.bound
-        greatest = flat.constant
-        own = {item.symbol for item in leading}
-        for atom, factor in flat.terms:
-            if isinstance(atom, Var) and atom.symbol in own:
-                continue
-            if not isinstance(atom, Var) or atom.symbol not in bounds or factor < 0:
-                return None
+    greatest = flat.constant
+    for atom, factor in flat.terms:
+        if not isinstance(atom, Var) or atom.symbol not in bounds:
+            return False
+        if atom.symbol not in of_row:
+            if factor < 0:
+                return False
             greatest += factor * (bounds[atom.symbol] - 1)
-        if flat.constant < 0 or greatest >= step:
-            return None
-    return step
+    return flat.constant >= 0 and greatest < cells
 
 
 def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
     """Return the statements of a group, its launch and a few words."""
     first = next(block for block in blocks if not _pointwise(block))
-    rows, threads = len(first.data), threads_for(first)
+    threads, total = threads_for(first), points_of(first.data)
     thread, current = Symbol("thread", i64), index_symbol("row")
     dealt: dict[Symbol, Dealt] = {current: "blocks"}
     scratch: list[Stmt] = []
@@ -175,7 +153,7 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
         if place:
             body.append(Barrier())  # what the last step wrote is there for every thread
         if _pointwise(block):
-            leading, steps = block.iterators[:rows], _pointwise_row(block, rows, thread, dealt)
+            leading, steps = block.iterators[: len(first.data)], _pointwise_row(block, len(first.data), thread, dealt)
         else:
             plain = collapse(block)
             found = row(plain, thread)
@@ -184,12 +162,9 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
             leading, steps = plain.data, found.body
         flat = flatten(leading, "row", Var(current))
         body.append(scoped(flat.wrap(substitute(steps, flat.mapping))))
-    total = points_of(first.data)
     if threads > WARP:
         body.append(Barrier())  # the next row writes the shared states again
-    walked = flatten((BlockIterator(current, as_index(total), total),), "row")
-    loops = (*scratch, strided(walked, substitute(tuple(body), walked.mapping)))
-    dealt[walked.symbol] = dealt.pop(current)
+    loops = (*scratch, strided(Flat(current, as_index(total), total, (), {}, None), body))
     launch = Launch(max(1, min(MOST_BLOCKS * 8, total)), threads, dealt, cooperative=True, thread=thread)
     return loops, launch, f"rows through {len(blocks)} steps, {threads} threads per row"
 
@@ -201,13 +176,7 @@ def _pointwise_row(block: Block, rows: int, thread: Symbol, dealt: dict[Symbol, 
         work = point(block, {})
         return (If(Apply("eq", (Var(thread), as_index(0)), i64), work.wrap(stores(block, work.mapping))),)
     flat = flatten(rest, "column")
-    if len(rest) == 1:
-        flat = flatten((BlockIterator(fresh(rest[0].symbol), rest[0].extent, rest[0].bound),), "column")
-        mapping: dict[Symbol, Expr] = {rest[0].symbol: Var(flat.symbol)}
-    else:
-        mapping = flat.mapping
     dealt[flat.symbol] = "threads of a block"
-    work = point(block, mapping)
+    work = point(block, flat.mapping)
     inner = flat.wrap(work.wrap(stores(block, work.mapping)))
     return (For(BlockIterator(flat.symbol, flat.extent, flat.bound), inner, "lane"),)
-
