@@ -307,18 +307,35 @@ ST_FN st_vu16 st_vf32_to_f16(st_vf32 x) {
 //! st_through_f16_vf32 | needs st_vf32_to_f16 st_f16_to_vf32
 /* x rounded to f16 and widened again. */
 ST_FN st_vf32 st_through_f16_vf32(st_vf32 x) { return st_f16_to_vf32(st_vf32_to_f16(x)); }
-//! st_through_bf16_vf32 | needs st_vectors st_pick_vf32 st_ne_vf32
-/* x rounded to bf16 and widened again. */
-ST_FN st_vf32 st_through_bf16_vf32(st_vf32 x) {
-    st_vu32 bits = (st_vu32)x, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-    return st_pick_vf32(st_ne_vf32(x, x), (st_vf32)(bits | 0x400000u), (st_vf32)rounded);
+//! st_bf16_bits_vu32 | needs st_pick_vi32 st_ne_vf32 st_ne_vi32 st_all_vi32
+/* The code of x in bf16 in the upper half of each word: round to nearest, ties to even; NaN stays NaN. */
+ST_FN st_vu32 st_bf16_bits_vu32(st_vf32 x) {
+    st_vu32 bits = (st_vu32)x, rounded = bits + 0x7fffu;
+#if defined(__clang__)
+    st_vmask odd = st_ne_vi32((st_vi32)(bits & 0x10000u), st_all_vi32(0));
+#else
+    st_vmask odd = __builtin_ia32_ptestmd512((st_vi32)bits, st_all_vi32(0x10000), 0xffff);
+#endif
+    rounded = (st_vu32)st_pick_vi32(odd, (st_vi32)(rounded + 1u), (st_vi32)rounded);
+    return (st_vu32)st_pick_vi32(st_ne_vf32(x, x), (st_vi32)(bits | 0x400000u), (st_vi32)rounded);
 }
-//! st_vf32_to_bf16 | needs st_pick_vf32 st_ne_vf32 st_low_halves_vu32
+//! st_through_bf16_vf32 | needs st_bf16_bits_vu32
+/* x rounded to bf16 and widened again. */
+ST_FN st_vf32 st_through_bf16_vf32(st_vf32 x) { return (st_vf32)(st_bf16_bits_vu32(x) & 0xffff0000u); }
+//! st_vf32_to_bf16 | needs st_bf16_bits_vu32 st_low_halves_vu32
 /* Round to nearest, ties to even; NaN stays NaN. */
 ST_FN st_vu16 st_vf32_to_bf16(st_vf32 x) {
-    st_vu32 bits = (st_vu32)x, rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-    st_vu32 code = (st_vu32)st_pick_vf32(st_ne_vf32(x, x), (st_vf32)(bits | 0x400000u), (st_vf32)rounded);
-    return st_low_halves_vu32(code >> 16);
+    st_vu32 bits = st_bf16_bits_vu32(x);
+#if defined(__clang__)
+    return st_low_halves_vu32(bits >> 16);
+#else
+    typedef uint16_t halves __attribute__((vector_size(64)));
+    halves upper = __builtin_shuffle((halves)bits, (halves){1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                            1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+    st_vu16 codes;
+    __builtin_memcpy(&codes, &upper, sizeof codes);
+    return codes;
+#endif
 }
 
 //! st_exp_reduced_vf32 | needs st_fma_vf32 st_all_vf32
