@@ -18,7 +18,7 @@ from stagedtensor.codegen.pipeline import generate_cuda
 from stagedtensor.codegen.schedule.cuda import launch_of, recomputed, schedule_cuda
 from stagedtensor.errors import MemoryCheckError
 from stagedtensor.numerics import Numerics
-from stagedtensor.precision import Prec, bf16, f16, f32
+from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32
 from stagedtensor.program import as_computation, solve_program
 from stagedtensor.runtime import linking
 from stagedtensor.runtime.inspection import generated
@@ -164,16 +164,29 @@ def chain(prec: Prec, rows: int = 19, keys: int = 40, width: int = 16) -> tuple[
     return whole, {**arrays, out: np.zeros(out.shape, np.float32)}, out
 
 
-@pytest.mark.parametrize("prec", [f16, bf16, f32])
-def test_chain_of_products(prec: Prec) -> None:
+@pytest.mark.parametrize(
+    ("prec", "numerics", "instruction"),
+    [
+        (f16, Numerics(), "f16 x f16"),
+        (bf16, Numerics(), "bf16 x bf16"),
+        (f32, Numerics(), "f32 multiply-add"),
+        (f32, Numerics(tf32_matmul=True), "tf32 x tf32"),
+        (f8e4m3, Numerics(), "f16 x f16"),
+        (f8e5m2, Numerics(fp8_fast_accumulate=True), "f8e5m2 x f8e5m2"),
+    ],
+)
+def test_chain_of_products(prec: Prec, numerics: Numerics, instruction: str) -> None:
+    """The slab is read as fragments where it has the format of the instruction, else staged cell by cell."""
     whole, arrays, out = chain(prec)
-    (kernel,) = emitted(whole).kernels
+    (kernel,) = emitted(whole, numerics).kernels
     assert kernel.proc.path.startswith("tiles of 16 rows through 3 steps")
+    assert instruction in kernel.proc.path
     assert kernel.buffers[-1] is out
     assert len(kernel.buffers) == 4
-    found = run_emulated(whole, arrays)[out]
-    np.testing.assert_allclose(found, run_reference(whole, arrays)[out], rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(found, run_emulated(whole, arrays)[out])
+    found, expected = run_emulated(whole, arrays, numerics=numerics)[out], run_reference(whole, arrays)[out]
+    unit = 2e-3 if numerics.tf32_matmul else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=unit, atol=unit * np.abs(expected).max())
+    np.testing.assert_array_equal(found, run_emulated(whole, arrays, numerics=numerics)[out])
 
 
 def test_a_missing_barrier_between_steps_is_found() -> None:

@@ -127,9 +127,7 @@ class Panel:
 
     @property
     def _suffix(self) -> str:
-        """Ending of the functions that move cells of other than 16 bits."""
-        staged = self.instruction.staged
-        return "_f32" if staged is f32 else "_u8" if staged.bytes == 1 else ""
+        return _suffix(self.instruction)
 
     def fragment(
         self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
@@ -185,11 +183,16 @@ class Resident:
         self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
     ) -> list[Stmt]:
         """Return the load of four registers, as that of a panel whose depth is adjacent."""
-        suffix = "_f32" if self.instruction.staged is f32 else ""
         across, below = _matrix(self.instruction, floor_divide(lane, _GROUP), along_first)
         deeper = add(multiply(layer, self.depth), add(deep, below))
         source = Load(tile, (add(along, add(across, modulo(lane, _GROUP))), deeper))
-        return [call(f"st_ldmatrix_x4{suffix}", target, source)]
+        return [call(f"st_ldmatrix_x4{_suffix(self.instruction)}", target, source)]
+
+
+def _suffix(instruction: Instruction) -> str:
+    """Ending of the functions that move cells of other than 16 bits."""
+    staged = instruction.staged
+    return "_f32" if staged is f32 else "_u8" if staged.bytes == 1 else ""
 
 
 def _matrix(instruction: Instruction, number: Expr, along_first: bool) -> tuple[Expr, Expr]:
