@@ -131,7 +131,7 @@ class CudaDevice:
                 array = self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             largest = sorted(self._sizes, reverse=True)[:_LARGEST]
-            held = "".join(f"\n  {size / 2**20:10.1f} MiB  {text}" for size, text in largest)
+            held = "".join(f"\n  {size / 2**20:10.1f} MiB  {text}" for size, text in largest) or "\n  there are none yet"
             raise ContextError(
                 f"{self.name} has too little memory for {label} ({nbytes / 2**20:.1f} MiB); the largest buffers here:{held}\n"
                 "  compute in smaller batches, keep fewer tensors, or close other contexts"

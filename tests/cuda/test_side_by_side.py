@@ -188,6 +188,13 @@ def test_launches_of_a_training_step(name: str) -> None:
             assert len(step(name, precision).kernels) <= most
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "most"), [("f32", 85), ("bf16", 98), ("f16", 100)])
+def test_launches_of_a_transformer(precision: str, most: int) -> None:
+    with st.Session():
+        assert len(step("gpt-mini", precision).kernels) <= most
+
+
 def test_the_flag_of_large_gradients_is_computed_where_they_are() -> None:
     with st.Session():
         made = step("mlp-mid", "f16")
