@@ -82,8 +82,8 @@ def _is_costly(expr: Expr) -> bool:
     return isinstance(expr, Apply) and expr.op in _PROFIT
 
 
-def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol) -> int | None:
-    return flat_index(buffer, indices).coefficient(lane)
+def _stride(buffer: Buffer, indices: tuple[Expr, ...], lane: Symbol, bounds: Mapping[Symbol, int]) -> int | None:
+    return flat_index(buffer, indices, bounds).coefficient(lane)
 
 
 class _Judge:
@@ -129,7 +129,7 @@ class _Judge:
         return any(symbol in self._varying for symbol in symbols_of(expr))
 
     def _store(self, stmt: Store) -> bool:
-        if _stride(stmt.buffer, stmt.indices, self._lane) != 1:
+        if _stride(stmt.buffer, stmt.indices, self._lane, self._bounds) != 1:
             return False
         value = stmt.value
         self._profits |= _is_large(stmt.buffer)
@@ -147,7 +147,7 @@ class _Judge:
             case Var(symbol):
                 return symbol.type in _TYPES and symbol is not self._lane
             case Load(buffer, indices):
-                return buffer.type in _TYPES and _stride(buffer, indices, self._lane) == 1
+                return buffer.type in _TYPES and _stride(buffer, indices, self._lane, self._bounds) == 1
             case Fma(a, b, c):
                 return expr.type is f32 and all(map(self._value, (a, b, c)))
             case Cast():
@@ -161,7 +161,7 @@ class _Judge:
         if expr.saturate or expr.flush:
             return False
         if isinstance(arg, Load):
-            if _stride(arg.buffer, arg.indices, self._lane) != 1:
+            if _stride(arg.buffer, arg.indices, self._lane, self._bounds) != 1:
                 return False
             if arg.type in (u8, i8):
                 self._profits = True
