@@ -105,10 +105,18 @@ class RowSpec:
     trailing: tuple[AxisTerm, ...] = ()
     flatten: bool = False
 
-    @property
+    @cached_property
     def terms(self) -> tuple[AxisTerm, ...]:
         """All terms, the row variable left out."""
         return self.leading + self.trailing
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Asked for with every statement that has the row, again and again."""
+        return hash((self.leading, self.variable, self.trailing, self.flatten))
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,14 @@ class ShapeSpec:
         """Return one row by its kind."""
         row: RowSpec = getattr(self, kind)
         return row
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Like that of a row."""
+        return hash((self.batch, self.input, self.output))
 
 
 @dataclass(frozen=True)
