@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from stagedtensor.codegen.choices import DEFAULT, Choices
 from stagedtensor.codegen.effects import named
-from stagedtensor.codegen.loop_ir import Module
+from stagedtensor.codegen.loop_ir import Buffer, Module
 from stagedtensor.codegen.lower import lower
 from stagedtensor.codegen.passes.cse import cse
 from stagedtensor.codegen.passes.fuse import fuse
@@ -25,7 +25,7 @@ from stagedtensor.codegen.passes.narrow import narrow
 from stagedtensor.codegen.passes.normalise_zeroing import normalise_zeroing
 from stagedtensor.codegen.passes.place import Report, record_fused
 from stagedtensor.codegen.passes.prune import prune
-from stagedtensor.codegen.passes.recompute import Matrices, recompute
+from stagedtensor.codegen.passes.recompute import recompute
 from stagedtensor.codegen.passes.simplify import simplify
 from stagedtensor.codegen.schedule import schedule, slab
 from stagedtensor.codegen.schedule.cuda import SHARED_BYTES, schedule_cuda, side_by_side
@@ -44,17 +44,17 @@ UNFUSED: tuple[tuple[str, Pass], ...] = (
 """What every program goes through; no placement, no fusion."""
 
 
-def fused(report: Report, matrices: Matrices | None = None) -> tuple[tuple[str, Pass], ...]:
+def fused(report: Report, needless: Callable[[Buffer], bool] | None = None) -> tuple[tuple[str, Pass], ...]:
     """Return the passes with fusion; ``report`` takes the placement of every temporary.
 
-    ``matrices`` are those that the schedule keeps out of memory where their readers stand together.
+    ``needless`` tells the matrices that the schedule keeps out of memory where their readers stand together.
     """
     return (
         ("simplify", simplify),
         ("prune", prune),
         ("inline", lambda module: inline(module, report)),
         ("narrow", lambda module: _changed(narrow, module, report)),
-        ("recompute", lambda module: _changed(partial(recompute, matrices=matrices), module, report)),
+        ("recompute", lambda module: _changed(partial(recompute, needless=needless), module, report)),
         ("fuse", fuse),
         ("prune fused", lambda module: record_fused(prune(module), report)),
         ("cse", cse),
@@ -76,8 +76,8 @@ def blocks(
     if check:
         verify(module)
     report = Report()
-    matrices = Matrices(slab.LEAST_AGAIN, slab.LEAST_POINTS) if backend not in ("cuda", "reference") else None
-    for _, step in fused(report, matrices) if fusion else UNFUSED:
+    needless = slab.worth_again if backend not in ("cuda", "reference") else None
+    for _, step in fused(report, needless) if fusion else UNFUSED:
         module = step(module)
         if check:
             verify(module)

@@ -14,7 +14,7 @@ no memory where all their readers stand together (attention's probabilities) are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stagedtensor.codegen import loop_ir as ir
@@ -42,7 +42,6 @@ _TILED = 8
 _SMALL = 16
 """How many times smaller than the value an operand must be to be kept for it."""
 _DEEPEST = 4
-_MATRIX = 2
 
 
 def recompute(
@@ -52,17 +51,17 @@ def recompute(
     scarce: int = SCARCE,
     least_bytes: int = LEAST_BYTES,
     large: int = LARGE,
-    matrices: Matrices | None = None,
+    needless: Callable[[ir.Buffer], bool] | None = None,
 ) -> ir.Module:
     """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
 
     For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
-    of more than ``large`` bytes. ``matrices`` are those that the schedule keeps out of memory. Returns ``module`` itself where
+    of more than ``large`` bytes. ``needless`` tells matrices that need no memory where their readers stand together. Returns ``module`` itself where
     nothing is worth it.
     """
     work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], module.temporaries)
     before = work.look().peak
-    apart = () if matrices is None else tuple(matrices.among(module.temporaries))
+    apart = () if needless is None else tuple(filter(needless, module.temporaries))
     while (choice := work.apart(work.look(), apart)) is not None:
         work.apply(choice)
     while (now := work.look()).peak > least_peak:
@@ -75,22 +74,6 @@ def recompute(
     saved = before - work.look().peak
     module = replace(module, temporaries=tuple(work.temporaries), recomputed=module.recomputed + max(0, saved))
     return with_kernels(module, distinct_names(kernel_of(item.block) for item in work.items))
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """Which values need no memory if their readers stand together: matrices of ``least_bytes`` in all, ``least_points`` of them."""
-
-    least_bytes: int
-    least_points: int
-
-    def among(self, buffers: Iterable[ir.Buffer]) -> Iterable[ir.Buffer]:
-        """Yield those of ``buffers`` that are such values."""
-        for buffer in buffers:
-            if len(buffer.shape) > _MATRIX and buffer.nbytes >= self.least_bytes:
-                *_, height, width = buffer.shape
-                if buffer.size >= self.least_points * height * width:
-                    yield buffer
 
 
 @dataclass(frozen=True)
@@ -178,7 +161,7 @@ class _Work:
         found: list[_Choice] = []
         for matrix in matrices:
             places = state.touched.get(matrix, [])
-            if len(places) < _MATRIX or state.written.get(matrix) != places[:1]:
+            if len(places) < 2 or state.written.get(matrix) != places[:1]:
                 continue
             late = self._first_apart(places, matrix)
             chain = None if late is None else self._chain(state, matrix, late, 0, frozenset(matrices))

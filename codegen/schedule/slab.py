@@ -86,6 +86,11 @@ def grouped(module: Module) -> tuple[Proc | Group, ...]:
     return tuple(unit.kernels[0] if unit.outer[0] is None else unit.group() for unit in units)
 
 
+def worth_again(buffer: Buffer) -> bool:
+    """Tell whether a temporary is worth a second computation that lets it be a slab for all its readers."""
+    return len(buffer.shape) > _INNER and buffer.nbytes >= LEAST_AGAIN and _enough(buffer)
+
+
 def slabs_of(parts: Iterable[Proc | Group]) -> frozenset[Buffer]:
     """Return the buffers that groups make local."""
     return frozenset(buffer for part in parts if isinstance(part, Group) for buffer in part.slabs)
@@ -144,15 +149,14 @@ def _candidates(module: Module, units: Sequence[_Unit]) -> Iterator[tuple[Buffer
                 seen.setdefault(buffer, []).append(unit)
     # the largest first: what belongs to two groups goes where it spares more
     for buffer in sorted(seen, key=lambda item: -item.nbytes):
-        if len(seen[buffer]) < 2 or buffer.nbytes < LEAST_SLAB * _points(buffer):
+        if len(seen[buffer]) < 2 or not _enough(buffer):
             continue
         first, *readers = seen[buffer]
         if buffer in first.reads or any(buffer in unit.writes for unit in readers):
             continue
         maker = _block(first.kernels[0])
         products = any(is_contraction(block) for unit in (first, *readers) if (block := _block(unit.kernels[0])))
-        least = LEAST_POINTS if buffer.nbytes <= MOST_BYTES * _points(buffer) else LEAST_POINTS_OF_TILES
-        if maker is not None and covers(maker, buffer) and _points(buffer) >= least:
+        if maker is not None and covers(maker, buffer):
             yield buffer, products
 
 
@@ -190,6 +194,13 @@ def _gathered(units: list[_Unit], slab: Buffer) -> list[_Unit]:
 def _outer_axes(slab: Buffer) -> tuple[int, ...]:
     """The axes of a slab that tell outer points apart: those in front of the matrix, but for axes of one cell."""
     return tuple(place for place, extent in enumerate(slab.shape[:-_INNER]) if extent > 1)
+
+
+def _enough(slab: Buffer) -> bool:
+    """Whether there are enough points for the threads, and enough bytes in each."""
+    count = _points(slab)
+    least = LEAST_POINTS if slab.nbytes <= MOST_BYTES * count else LEAST_POINTS_OF_TILES
+    return count >= least and slab.nbytes >= LEAST_SLAB * count
 
 
 def _points(slab: Buffer) -> int:
