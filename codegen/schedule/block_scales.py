@@ -46,8 +46,11 @@ class SideBySide:
     values: dict[Symbol, Expr]
 
 
-def side_by_side(lets: Sequence[Let], block: Symbol, blocks: int) -> SideBySide:
-    """Return the runs of four and more among ``lets`` as loops of lanes, for each of ``blocks`` values of ``block``."""
+def side_by_side(lets: Sequence[Let], block: Symbol, blocks: int, *, join: bool = True) -> SideBySide:
+    """Return the runs of four and more among ``lets`` as loops of lanes, for each of ``blocks`` values of ``block``.
+
+    ``join`` makes one loop of runs that follow each other but for what no lane changes.
+    """
     alike: dict[Hashable, list[tuple[Places, Let]]] = {}
     for let in lets:
         places: list[int] = []
@@ -63,7 +66,7 @@ def side_by_side(lets: Sequence[Let], block: Symbol, blocks: int) -> SideBySide:
     values: dict[Symbol, Expr] = {}
     start = 0
     shared: dict[Expr, Let] = {}
-    for run, value, lane in _joined(runs):
+    for run, value, lane in _loops(runs, join):
         value = substitute(_lifted(value, lane, shared), {block: Var(number)})
         filling.append(loop(lane, len(run), (Store(buffer, (Var(number), add(start, Var(lane))), value),), "lane"))
         values.update({let.symbol: Load(buffer, (Var(block), index(start + at))) for at, let in enumerate(run)})
@@ -72,13 +75,13 @@ def side_by_side(lets: Sequence[Let], block: Symbol, blocks: int) -> SideBySide:
     return SideBySide((Alloc(buffer), loop(number, blocks, (*lets, *filling))), values)
 
 
-def _joined(runs: Sequence[list[tuple[Places, Let]]]) -> list[tuple[list[Let], Expr, Symbol]]:
-    """Lets, value and lane of each run; runs that follow each other but for what no lane changes are one."""
+def _loops(runs: Sequence[list[tuple[Places, Let]]], join: bool) -> list[tuple[list[Let], Expr, Symbol]]:
+    """Lets, value and lane of each loop."""
     found: list[tuple[list[Let], Expr, Symbol]] = []
     for run in runs:
         lets = [let for _, let in run]
         moves = [second - first for first, second in zip(run[0][0], run[1][0], strict=True)]
-        if found:
+        if found and join:
             before, value, lane = found[-1]
             late = _moving(lets[0].value, list(moves), lane, len(before))
             both = either(Apply("lt", (Var(lane), index(len(before))), i64), lane, value, late)

@@ -52,6 +52,8 @@ _WHOLE_TENSOR_STEP = 64
 _MOST_ROW_BYTES = 1 << 18
 _TILE = 4
 _SMALL_BLOCK = 32
+_WIDE = 32
+"""Lanes of a target whose vectors hold several runs of scales and choose between them by a mask."""
 _KEY = Symbol("key", i64)
 
 
@@ -300,7 +302,7 @@ def _sums(block: Block, weight: Expr, cut: _Cut, lanes: int, row: Buffer | None)
     prepared, cut = _prepared(cut, scales=True)
     lifted = [_lifted(part) for part in cut.segments]
     blocks = cut.along.bound // cut.step
-    scales = side_by_side([let for lets, _ in lifted for let in lets], cut.block, blocks)
+    scales = side_by_side([let for lets, _ in lifted for let in lets], cut.block, blocks, join=lanes >= _WIDE)
     steps: list[Stmt] = []
     for part, (lets, value) in zip(cut.segments, lifted, strict=True):
         steps += [let for let in lets if let.symbol not in scales.values]
