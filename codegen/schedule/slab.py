@@ -23,11 +23,12 @@ from stagedtensor.codegen.effects import loads
 from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Expr, Load, Module, Proc, Symbol, Var, walk
 from stagedtensor.codegen.passes.dependence import covers, is_contraction
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, symbols_of
+from stagedtensor.precision import f32
 
 LEAST_BYTES = 128 << 10
 """Bytes of a value from which it is worth not to exist as a whole: with less, one kernel after the other is as fast."""
 LEAST_AGAIN = 1 << 20
-"""Bytes of a value from which it is computed again for readers that cannot stand beside its maker.
+"""Bytes in f32 of a value from which it is computed again for readers that cannot stand beside its maker.
 
 Measured: the second product costs a tenth of attention's time at 1 MiB, nothing at 8; at 256 KiB it costs a sixth.
 """
@@ -88,7 +89,7 @@ def grouped(module: Module) -> tuple[Proc | Group, ...]:
 
 def worth_again(buffer: Buffer) -> bool:
     """Tell whether a temporary is worth a second computation that lets it be a slab for all its readers."""
-    return len(buffer.shape) > _INNER and buffer.nbytes >= LEAST_AGAIN and _enough(buffer)
+    return len(buffer.shape) > _INNER and buffer.size * f32.bytes >= LEAST_AGAIN and _enough(buffer)
 
 
 def slabs_of(parts: Iterable[Proc | Group]) -> frozenset[Buffer]:
