@@ -90,6 +90,7 @@ class BodyPrinter:
         self._given = frozenset(given)
         self._counted: set[Symbol] = set(counts)
         self._asked: set[object] = set()
+        self._innermost = False
         self._printer = ExpressionPrinter(dialect, names, nonnegative=self.nonnegative)
 
     @property
@@ -134,8 +135,11 @@ class BodyPrinter:
         yield from self._alone(alone, depth)
 
     def _widened(self, value: Expr) -> str:
-        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything else."""
-        if not (self.vectors and isinstance(value, Cast) and isinstance(value.arg, Load)):
+        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything else.
+
+        In an innermost loop it would keep them from vectors of their own.
+        """
+        if not (self.vectors and not self._innermost and isinstance(value, Cast) and isinstance(value.arg, Load)):
             return ""
         if value.type is not f32 or value.arg.type is not f16 or value.flush:
             return ""
@@ -316,8 +320,9 @@ class BodyPrinter:
                 yield "#pragma GCC unroll 1"
         yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
         asked, self._asked = self._asked, set()
+        outer, self._innermost = self._innermost, not any(isinstance(part, For) for part in walk_stmts(stmt.body))
         yield from self._statements(stmt.body, depth + 1)
-        self._asked = asked
+        self._asked, self._innermost = asked, outer
         yield f"{pad}}}"
         self.names.pop()
 
