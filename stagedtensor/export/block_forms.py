@@ -8,10 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.precision import Prec
+from stagedtensor.conversion import representable
+from stagedtensor.op_table import OPS
+from stagedtensor.precision import Prec, bf16, f16
+
+from .casts import is_exact
 
 REDUCERS = {"add": "add", "mul": "multiply", "maximum": "maximum", "minimum": "minimum"}
 """The StableHLO op of each way to accumulate."""
+
+
+NARROW = (f16, bf16)
+"""Formats whose ops may be done at their own width."""
+_AT_NARROW = frozenset(
+    {"add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "relu", "where", "identity", "sqrt", "rsqrt", "recip",
+     "exp", "log", "sin", "cos", "tanh", "sigmoid", "pow"}
+)  # fmt: skip
+"""Ops that need no wider type than that of their operands and result: one op, one rounding."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +92,18 @@ def neutral_number(op: str, prec: Prec) -> float | int:
 def is_neutral(init: ir.Const, op: str) -> bool:
     """Whether an accumulator starts from nothing."""
     return init.value == neutral_number(op, init.type)
+
+
+def narrow_op(expr: ir.Cast) -> ir.Apply | None:
+    """An op on values of one narrow format that is rounded to that format at once: no wider type is needed."""
+    prec, op = expr.type, expr.arg
+    if prec not in NARROW or expr.saturate or expr.flush or not isinstance(op, ir.Apply) or op.op not in _AT_NARROW:
+        return None
+    predicates = OPS[op.op].predicates
+    data = [arg for at, arg in enumerate(op.args) if at not in predicates]
+    fits = all(
+        (isinstance(arg, ir.Cast) and arg.arg.type is prec and not arg.saturate)
+        or (isinstance(arg, ir.Const) and representable(arg.value, prec) and is_exact(arg.value, prec))
+        for arg in data
+    )
+    return op if fits and any(isinstance(arg, ir.Cast) for arg in data) else None

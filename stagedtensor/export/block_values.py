@@ -15,26 +15,17 @@ from typing import TypeAlias
 import numpy as np
 
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.conversion import representable
 from stagedtensor.errors import ExportError
 from stagedtensor.op_table import OPS
-from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64
+from stagedtensor.precision import Prec, bool_, f32, i32, i64
 
-from .block_forms import REDUCERS, Sum, added_by, affine, is_neutral, neutral_number
-from .casts import converted, is_exact, number_of
+from .block_forms import NARROW, REDUCERS, Sum, added_by, affine, is_neutral, narrow_op, neutral_number
+from .casts import converted, number_of
 from .scalar_ops import FORMS
 from .values import Lines, Value, tensor_type
 from .windows import Axis, axes_of, convolved, pooled
 
 Axes: TypeAlias = tuple[ir.Symbol, ...]
-
-_NARROW = (f16, bf16)
-_AT_NARROW = frozenset(
-    {"add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "relu", "where", "identity", "sqrt", "rsqrt", "recip",
-     "exp", "log", "sin", "cos", "tanh", "sigmoid", "pow"}
-)  # fmt: skip
-"""Ops that need no wider type than that of their operands and result: one op, one rounding."""
-
 
 @dataclass(frozen=True)
 class Over:
@@ -166,36 +157,16 @@ class BlockValues:
         return Over(form(self.lines, *values), axes)
 
     def _as(self, expr: ir.Expr, prec: Prec) -> Over:
-        """Return an operand of :meth:`_narrow_form` in the narrow format."""
+        """Return an operand of a narrow op in its format."""
         if isinstance(expr, ir.Cast):
             return self._value(expr.arg)
         assert isinstance(expr, ir.Const)
         return Over(self.lines.number(float(expr.value), prec), ())
 
-    def _narrow_form(self, expr: ir.Cast) -> ir.Apply | None:
-        """An op on values of one narrow format that is rounded to that format at once: no wider type is needed."""
-        prec, op = expr.type, expr.arg
-        if (
-            prec not in _NARROW
-            or expr.saturate
-            or expr.flush
-            or not isinstance(op, ir.Apply)
-            or op.op not in _AT_NARROW
-        ):
-            return None
-        predicates = OPS[op.op].predicates
-        data = [arg for at, arg in enumerate(op.args) if at not in predicates]
-        fits = all(
-            (isinstance(arg, ir.Cast) and arg.arg.type is prec and not arg.saturate)
-            or (isinstance(arg, ir.Const) and representable(arg.value, prec) and is_exact(arg.value, prec))
-            for arg in data
-        )
-        return op if fits and any(isinstance(arg, ir.Cast) for arg in data) else None
-
     def _cast(self, expr: ir.Cast) -> Over:
-        if isinstance(expr.arg, ir.Cast) and expr.arg.arg.type is expr.type and expr.type in _NARROW:
+        if isinstance(expr.arg, ir.Cast) and expr.arg.arg.type is expr.type and expr.type in NARROW:
             return self._value(expr.arg.arg)  # widening is exact
-        narrow = self._narrow_form(expr)
+        narrow = narrow_op(expr)
         if narrow is not None:
             return self._apply(narrow, expr.type)
         number = number_of(expr)
@@ -295,7 +266,7 @@ class BlockValues:
     def _sum_type(self, state: ir.Accumulator, block: ir.Block) -> Prec:
         """The type of a sum: the accumulator's, or with narrow sums that of the buffer it ends in."""
         target = block.stores[0].buffer.type
-        return target if self._narrow and target in _NARROW else state.symbol.type
+        return target if self._narrow and target in NARROW else state.symbol.type
 
     def _at(self, expr: ir.Expr, prec: Prec) -> Over:
         """Evaluate for a sum of type ``prec``."""
@@ -397,7 +368,7 @@ class BlockValues:
         """An operand of a product: one of a narrow format stays as it is, since the product is exact in f32."""
         if (
             isinstance(expr, ir.Cast)
-            and expr.arg.type in _NARROW
+            and expr.arg.type in NARROW
             and isinstance(expr.arg, ir.Load)
             and expr.type is f32
         ):
