@@ -18,7 +18,7 @@ from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, f32, f64
 from stagedtensor.program import Comp, as_computation, shapes_and_precisions, solve_program
 from stagedtensor.runtime import id_checks, linking
-from stagedtensor.runtime.device import Array, Device, MemoryLine, Tuned
+from stagedtensor.runtime.device import Array, Device, Tuned
 from stagedtensor.runtime.devices import open_device
 from stagedtensor.runtime.garbage import search_paused
 from stagedtensor.runtime.reports import MemoryReport, Stats
@@ -84,10 +84,7 @@ class Context:
 
     def memory_report(self) -> MemoryReport:
         """Report every buffer: node, shape, precision, bytes, live range, arena offset; and what planning saved."""
-        stored = tuple(
-            MemoryLine(node.label, str(held.shape), str(held.prec), held.shape.size * held.prec.bytes)
-            for node, held in {id(held): (node, held) for node, held in self._store.stored.items()}.values()
-        )
+        stored = self._store.lines()
         routines = {routine.name: routine.executable for routine in self._routines.values()}
         return MemoryReport(
             stored,
@@ -115,7 +112,7 @@ class Context:
 
         ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
         The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
-        every node a buffer: slow, the same bits. ``tune`` tries a few other schedules of the same bits on copies of the values and
+        every node a buffer: slow; a sum may be added in another order. ``tune`` tries a few other schedules of the same bits on copies of the values and
         takes the fastest, for at most about 30 seconds (or that many, as a number); cached. ``debug`` verifies the generated code and raises after a run whose gather
         ids or class labels were out of range. A failed compile settles nothing.
         """
@@ -162,14 +159,20 @@ class Context:
         if seconds is None or not isinstance(self._device, Tuned):
             executable = self._device.compile(program, numerics, fusion=fusion, debug=debug)
         else:
-            executable = self._device.tune(
-                program,
-                numerics,
-                lambda node: contents(self._store, node, solved.shape(node), solved.prec(node)),
-                lambda built: linking.largest(facts, built.scalars),
-                fusion=fusion,
-                seconds=seconds,
-            )
+            try:
+                executable = self._device.tune(
+                    program,
+                    numerics,
+                    lambda node: contents(self._store, node, solved.shape(node), solved.prec(node)),
+                    lambda built: linking.largest(facts, built.scalars),
+                    fusion=fusion,
+                    seconds=seconds,
+                )
+            except MemoryError as error:
+                raise ContextError(
+                    f"there is too little memory to try schedules of routine {name!r} on copies of what it reads and writes "
+                    f"({error})\n  compile it without tune="
+                ) from None
         if executable.from_cache:
             self._stats.cache_hits += 1
         else:
@@ -177,8 +180,13 @@ class Context:
         scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
         with self._store.all_or_nothing():
             buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in executable.external]
-            launch = executable.bind(buffers, scalars)
+            try:
+                launch = executable.bind(buffers, scalars)
+            except MemoryError as error:
+                what, nbytes = f"the temporaries of routine {name!r}", executable.arena_bytes
+                raise self._store.shortage(what, nbytes, error, executable.temporaries) from None
             solved.settle(name)
+        self._store.arenas[name] = executable.arena_bytes
         routine = Routine(
             name,
             self,
@@ -402,7 +410,10 @@ class Context:
             return np.full(shape.dims, value, np.float64 if prec is f64 or not prec.is_float else wide)
         first, second = init.parameters(shape, node.label)
         spread = second if init.kind == "normal" else second - first
-        cells = self._device.draw(init.kind, shape.size, prec, stream_key(seed, node.label), first, spread)
+        try:
+            cells = self._device.draw(init.kind, shape.size, prec, stream_key(seed, node.label), first, spread)
+        except MemoryError as error:
+            raise self._store.shortage(f"initial values of {describe(node)}", shape.size * f32.bytes, error) from None
         return cells.reshape(shape.dims)
 
     def copy_from(self, other: Context, tensors: Iterable[HasNode]) -> None:

@@ -21,7 +21,7 @@ from stagedtensor.precision import Prec
 from stagedtensor.runtime.code_cache import cached_value
 from stagedtensor.runtime.compiler import Compiler, Unit, find_compiler
 from stagedtensor.runtime.cpu_code import CpuCode, loads as code_from_text
-from stagedtensor.runtime.device import Array, Executable
+from stagedtensor.runtime.device import Array, Executable, zeros
 from stagedtensor.runtime.draw import DrawLibrary
 from stagedtensor.runtime.generator_version import generator_version
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
@@ -222,13 +222,7 @@ class CpuDevice:
 
         def bind(buffers: Sequence[Any], scalars: Array) -> Callable[[], None]:
             nbytes = _arena_bytes(code, self.pool.threads if limit == 0 else limit)
-            try:
-                arena = aligned(nbytes)
-            except (MemoryError, ValueError) as error:
-                raise ContextError(
-                    f"the temporaries of this routine need {nbytes / 2**30:.1f} GiB, more than can be "
-                    f"allocated: {error}\n  compute in smaller batches, or save fewer intermediate values"
-                ) from None
+            arena = aligned(nbytes)
             addresses = [buffer.ctypes.data for buffer in buffers] + [arena.ctypes.data]
             frame = (ctypes.c_void_p * len(addresses))(*addresses)
             assert entry is not None
@@ -282,7 +276,7 @@ def _is_known(candidate: Executable, others: Sequence[Executable]) -> bool:
 
 def aligned(nbytes: int) -> Array:
     """Return zeroed bytes aligned to a cache line."""
-    raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    raw = zeros(nbytes + _ALIGNMENT, np.dtype(np.uint8))
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + nbytes]
 

@@ -15,6 +15,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from stagedtensor.runtime.draw import draw_with_mirror
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 from stagedtensor.runtime.nvrtc import FAST_OPTIONS, INSTALL, OPTIONS, compile_cuda
 
-_LARGEST = 5
-"""Buffers named where memory runs out."""
+_OLDEST = (8, 0)
+"""Compute capability that kernels need: asynchronous copies, and the matrix instructions of bf16."""
 
 
 def gpu_count() -> int:
@@ -71,6 +72,17 @@ def bits_dtype(prec: Prec) -> np.dtype[Any]:
     return own if own.kind in "biuf" and own.isbuiltin == 1 else np.dtype(f"u{own.itemsize}")
 
 
+def _facts(values: object, prec: Prec) -> dict[str, Any] | None:
+    """Return what an array on a GPU says of itself, None where ``values`` is none or not surely in the format ``prec``."""
+    if (prec.bits == 8 and prec.is_float) or not hasattr(type(values), "__cuda_array_interface__"):
+        return None  # the interface has one word for all 8-bit floats
+    try:
+        facts: dict[str, Any] = values.__cuda_array_interface__  # type: ignore[attr-defined]
+    except Exception:  # torch's on the host, or of a format that it has no word for
+        return None
+    return facts if np.dtype(facts["typestr"]) == np.dtype(prec.numpy_dtype.str) else None
+
+
 class CudaBuffer:
     """Cells on the device: ``array`` is a flat CuPy array of their bits."""
 
@@ -97,9 +109,10 @@ class CudaDevice:
             self.arch = f"sm_{properties['major']}{properties['minor']}"
             label = properties["name"]
             self.name = f"cuda:{index} ({label.decode() if isinstance(label, bytes) else label}, {self.arch})"
+            if (properties["major"], properties["minor"]) < _OLDEST:
+                raise ContextError(f"{self.name} is too old: kernels are for sm_80 (Ampere) and later;\n  use 'cpu'")
             self.stream = self.cupy.cuda.Stream(non_blocking=True)
         self._cache = KernelCache(None if cache_dir is None else Path(cache_dir))
-        self._sizes: list[tuple[int, str]] = []
 
     def _count(self) -> int:
         try:
@@ -118,26 +131,14 @@ class CudaDevice:
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, prec: Prec, cells: int) -> CudaBuffer:
-        """Return zeroed memory of CuPy's pool; ContextError naming the largest buffers where there is too little."""
+        """Return zeroed memory of CuPy's pool; CuPy's MemoryError where there is too little."""
         shape: tuple[int, ...] = (cells, 4) if prec.name == "u4x32" else (cells,)
-        dtype = np.dtype(np.uint32) if prec.name == "u4x32" else bits_dtype(prec)
-        return CudaBuffer(self.zeros(shape, dtype, f"{cells} cells of {prec}"), prec)
+        return CudaBuffer(self.zeros(shape, np.dtype(np.uint32) if prec.name == "u4x32" else bits_dtype(prec)), prec)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], label: str) -> Any:
-        """Return a zeroed CuPy array; ``label`` names it where memory runs out."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        try:
-            with self._current():
-                array = self.cupy.zeros(shape, dtype)
-        except self.cupy.cuda.memory.OutOfMemoryError as error:
-            largest = sorted(self._sizes, reverse=True)[:_LARGEST]
-            held = "".join(f"\n  {size / 2**20:10.1f} MiB  {text}" for size, text in largest) or "\n  there are none yet"
-            raise ContextError(
-                f"{self.name} has too little memory for {label} ({nbytes / 2**20:.1f} MiB); the largest buffers here:{held}\n"
-                "  compute in smaller batches, keep fewer tensors, or close other contexts"
-            ) from error
-        self._sizes.append((nbytes, label))
-        return array
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a zeroed CuPy array."""
+        with self._current():
+            return self.cupy.zeros(shape, dtype)
 
     def upload(self, buffer: CudaBuffer, cells: Array) -> None:
         """Copy cells in; the caller's memory is free again on return."""
@@ -152,13 +153,13 @@ class CudaDevice:
 
     def take(self, buffer: CudaBuffer, values: object, dims: tuple[int, ...]) -> bool:
         """Copy an array with ``__cuda_array_interface__`` from device to device; its memory is free again on return."""
-        own = np.dtype(buffer.prec.numpy_dtype) == buffer.array.dtype  # not where the buffer holds bits of another format
-        if not own or not hasattr(values, "__cuda_array_interface__"):
+        facts = _facts(values, buffer.prec)
+        if facts is None:
             return False
         written = self.cupy.cuda.get_current_stream().record()  # by whatever the caller enqueued
         with self._current():
-            given = self.cupy.asarray(values)
-            if given.shape != dims or given.dtype != buffer.array.dtype:
+            given = self.cupy.asarray(SimpleNamespace(__cuda_array_interface__={**facts, "typestr": buffer.array.dtype.str}))
+            if given.shape != dims or given.device.id != self.index:
                 return False
             self.stream.wait_event(written)
             buffer.array[...] = given.reshape(-1)
@@ -233,7 +234,6 @@ class CudaDevice:
     def close(self) -> None:
         """Wait; the memory goes back to the pool when the last view of it is gone."""
         self.sync()
-        self._sizes.clear()
 
 
 class CudaRoutine:
@@ -245,10 +245,8 @@ class CudaRoutine:
         self._device = device
         self._host_scalars = scalars
         self._sent: Array | None = None
-        self._scalars = device.zeros((max(1, scalars.size),), np.dtype(np.int64), "run-time indices and extents")
-        self._arena = device.zeros(
-            (max(1, emitted.arena_bytes),), np.dtype(np.uint8), f"temporaries of {emitted.kernels[0].name if emitted.kernels else 'a routine'}"
-        )
+        self._scalars = device.zeros((max(1, scalars.size),), np.dtype(np.int64))
+        self._arena = device.zeros((max(1, emitted.arena_bytes),), np.dtype(np.uint8))
         self._launches: list[tuple[Any, tuple[int], tuple[int], tuple[Any, ...], int]] = []
         for function, kernel in zip(functions, emitted.kernels, strict=True):
             arguments = [arrays[buffer] if buffer in arrays else self._temporary(emitted, buffer) for buffer in kernel.buffers]
@@ -276,10 +274,13 @@ class CudaRoutine:
             if self._graph is None and self._runs == 1 and self._launches:
                 # kernels are loaded at their first launch, which a capture does not allow
                 device.stream.begin_capture()
+                complete = False
                 try:
                     self._enqueue()
+                    complete = True
                 finally:
-                    self._graph = device.stream.end_capture()
+                    graph = device.stream.end_capture()
+                    self._graph = graph if complete else None  # interrupted: the next run captures again
             if self._graph is not None:
                 self._graph.launch(device.stream)
             else:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # the protocol speaks of them; only a device loads them
 Array = np.ndarray[Any, Any]
 
 
+def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeroed host memory; MemoryError where there is too little, or where no index reaches that far."""
+    try:
+        return np.zeros(shape, dtype)
+    except ValueError as error:  # NumPy's word for sizes above every index
+        raise MemoryError(str(error)) from None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel of a routine, for reading.
@@ -100,7 +108,7 @@ class Device(Protocol):
         """The device as messages call it."""
 
     def allocate(self, prec: Prec, cells: int) -> Any:
-        """Return zeroed memory for ``cells`` cells."""
+        """Return zeroed memory for ``cells`` cells; MemoryError where there is too little, as from an executable's ``bind``."""
 
     def upload(self, buffer: Any, cells: Array) -> None:
         """Copy host cells (flat, the precision's numpy dtype) into a buffer."""

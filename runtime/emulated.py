@@ -26,7 +26,7 @@ from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
 from stagedtensor.runtime.compiler import Compiler, compile_shared, find_compiler
 from stagedtensor.runtime.cuda_code import cuda_executable
-from stagedtensor.runtime.device import Array, Executable
+from stagedtensor.runtime.device import Array, Executable, zeros
 from stagedtensor.runtime.draw import draw_with_mirror
 from stagedtensor.runtime.kernel_cache import KernelCache, digest
 
@@ -100,13 +100,13 @@ class WatchedBuffer:
     """Cells between guard zones, with their shadow."""
 
     def __init__(self, cells: int, prec: Prec, *, written: bool) -> None:
-        raw = np.zeros(cells * prec.bytes + 3 * _ZONE, np.uint8)
+        raw = zeros(cells * prec.bytes + 3 * _ZONE, np.dtype(np.uint8))
         start = _ZONE + -raw.ctypes.data % _ZONE
         self.count = cells
         self.prec = prec
         flat = raw[start : start + cells * prec.bytes].view(prec.numpy_dtype)
         self.cells: Array = flat.reshape(cells, 4) if prec.name == "u4x32" else flat
-        self.shadow = np.zeros((cells, _SHADOW.itemsize), np.uint8)
+        self.shadow = zeros((cells, _SHADOW.itemsize), np.dtype(np.uint8))
         self.shadow[:, _WRITTEN] = written
 
     def forget(self) -> None:

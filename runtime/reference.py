@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from stagedtensor.codegen.interpret import run_module
 from stagedtensor.codegen.pipeline import generate
 from stagedtensor.codegen.pretty import pretty
@@ -14,7 +12,7 @@ from stagedtensor.codegen.solved import SolvedProgram
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec
 from stagedtensor.runtime import reading
-from stagedtensor.runtime.device import Array, Executable
+from stagedtensor.runtime.device import Array, Executable, zeros
 from stagedtensor.runtime.draw import draw_with_mirror
 
 
@@ -26,7 +24,7 @@ class ReferenceDevice:
 
     def allocate(self, prec: Prec, cells: int) -> Array:
         """Return a zeroed flat array."""
-        return np.zeros((cells, 4) if prec.name == "u4x32" else cells, prec.numpy_dtype)
+        return zeros((cells, 4) if prec.name == "u4x32" else cells, prec.numpy_dtype)
 
     def upload(self, buffer: Array, cells: Array) -> None:
         """Copy cells in."""

@@ -1,14 +1,19 @@
 """What a context tells about itself: counts of what it did, and the memory that it and its routines hold.
 
-In: the context's counts and lines. Out: values to read and print. Measures nothing itself.
+In: the context's counts and lines. Out: values to read and print. And the
+message where that memory does not suffice. Measures nothing itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from stagedtensor.errors import ContextError
 from stagedtensor.runtime.device import MemoryLine
+
+_LARGEST = 5
+"""Buffers named where memory runs out."""
 
 
 @dataclass
@@ -62,3 +67,23 @@ class MemoryReport:
                 place += f", at byte {line.offset:,}" if line.offset is not None else ""
                 lines.append(f"{line.nbytes:>12,}  {line.node}  {line.precision} {line.shape}{place}")
         return "\n".join((*lines, f"peak: {self.peak_bytes:,} bytes, what is stored and the largest arena"))
+
+
+def too_little_memory(
+    device: str, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine], held: Iterable[MemoryLine]
+) -> ContextError:
+    """Return the error that ``what`` of ``nbytes`` bytes does not fit, naming the largest of its parts and of what is held."""
+    lines = [f"{device} has too little memory for {what}: it takes {_size(nbytes)} ({error})"]
+    for title, group in (("the largest of these", parts), ("the largest buffers that this context holds", held)):
+        largest = sorted(group, key=lambda line: line.nbytes, reverse=True)[:_LARGEST]
+        if largest:
+            lines.append(f"  {title}:")
+            lines += [f"    {_size(line.nbytes):>14}  {line.node}  {line.precision} {line.shape}".rstrip() for line in largest]
+    lines.append("  compute in smaller batches, keep fewer tensors, or close other contexts")
+    return ContextError("\n".join(lines))
+
+
+def _size(nbytes: int) -> str:
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    power = min((max(nbytes, 1).bit_length() - 1) // 10, len(units) - 1)
+    return f"{nbytes / 1024**power:,.{min(power, 1)}f} {units[power]}"

@@ -6,6 +6,7 @@ is known. Refusals raise ContextError before anything is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from stagedtensor.encoded import Encoded
 from stagedtensor.errors import ContextError, PrecisionError
 from stagedtensor.node import Node, Role
 from stagedtensor.precision import Prec, bool_, precision, u8
-from stagedtensor.runtime.device import Array, Device
+from stagedtensor.runtime.device import Array, Device, MemoryLine
+from stagedtensor.runtime.reports import too_little_memory
 from stagedtensor.source import user_source
 
 _F32 = np.dtype(np.float32)
@@ -65,6 +67,8 @@ class Store:
         """The dynamic extents of the data set last, by name."""
         self.rows: dict[Node, dict[str, int]] = {}
         """The dynamic extents that a node's present values have."""
+        self.arenas: dict[str, int] = {}
+        """Bytes of temporaries of each routine, by its name."""
         self.uploads = 0
         self.uploaded_bytes = 0
         self.downloads = 0
@@ -84,7 +88,7 @@ class Store:
             return self._encoded(node, node.encoded)
         # narrow first: a conversion that fails must leave the store as it was
         cells = self._initial(node, shape, prec)
-        buffer = self._allocate(node, shape, prec)
+        buffer = self._allocate(node, shape.dims, prec)
         flat = self.device.view(buffer) if shape.size == 1 else None
         held = Stored(buffer, shape, prec, flat.reshape(()) if isinstance(flat, np.ndarray) else None)
         self.stored[node] = held
@@ -119,15 +123,24 @@ class Store:
             self.stored, self.pending, self.initialized = before
             raise
 
-    def _allocate(self, node: Node, shape: Shape, prec: Prec) -> Any:
+    def _allocate(self, node: Node, dims: tuple[int, ...], prec: Prec) -> Any:
+        cells = math.prod(dims)
         try:
-            return self.device.allocate(prec, shape.size)
-        except (MemoryError, ValueError) as error:  # NumPy's words for sizes that no memory, or no index, can reach
-            nbytes = shape.size * prec.bytes
-            raise ContextError(
-                f"{describe(node)} of shape {shape} in {prec} needs {nbytes} bytes ({nbytes / 2**30:.1f} GiB), more than "
-                f"can be allocated: {error}\n  check its sizes, or compute in smaller batches"
-            ) from None
+            return self.device.allocate(prec, cells)
+        except MemoryError as error:
+            raise self.shortage(f"{describe(node)} of shape {list(dims)} in {prec}", cells * prec.bytes, error) from None
+
+    def shortage(self, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine] = ()) -> ContextError:
+        """Return the error for ``what``, which there is no memory for: the largest of its ``parts`` and of what is held."""
+        arenas = [MemoryLine(f"temporaries of routine {name!r}", "", "", size) for name, size in self.arenas.items()]
+        return too_little_memory(self.device.name, what, nbytes, error, parts, [*self.lines(), *arenas])
+
+    def lines(self) -> tuple[MemoryLine, ...]:
+        """Describe every buffer."""
+        return tuple(
+            MemoryLine(node.label, str(held.shape), str(held.prec), held.shape.size * held.prec.bytes)
+            for node, held in {id(held): (node, held) for node, held in self.stored.items()}.values()
+        )
 
     def _encoded(self, node: Node, value: Encoded) -> Stored:
         """Packed bytes as they are; kernels decode what they read."""
@@ -136,7 +149,7 @@ class Store:
             self.stored[node] = shared
             return shared
         cells = value.memory
-        held = Stored(self.device.allocate(u8, cells.size), Shape(output=(Axis(cells.size),)), u8)
+        held = Stored(self._allocate(node, cells.shape, u8), Shape(output=(Axis(cells.size),)), u8)
         self.stored[node] = held
         self._upload(held, cells)
         self.initialized.add(node)
@@ -279,3 +292,4 @@ class Store:
         self.pending.clear()
         self.rows.clear()
         self.initialized.clear()
+        self.arenas.clear()

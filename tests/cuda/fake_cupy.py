@@ -20,12 +20,14 @@ from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_e
 from tests.run.blocks import cache
 
 
-class OutOfMemoryError(Exception):
+class OutOfMemoryError(MemoryError):
     """As CuPy's."""
 
 
 class Array(np.ndarray[Any, Any]):
     """A device array."""
+
+    device: Any = SimpleNamespace(id=0)
 
     def set(self, values: np.ndarray[Any, Any], stream: Any = None) -> None:
         assert isinstance(values, np.ndarray)
@@ -37,13 +39,16 @@ class Array(np.ndarray[Any, Any]):
 class Outside:
     """An array of another library, on the device; reading it on the host is counted."""
 
-    def __init__(self, cells: np.ndarray[Any, Any]) -> None:
+    def __init__(self, cells: np.ndarray[Any, Any], gpu: int = 0) -> None:
         self.cells = cells
+        self.gpu = gpu
         self.read = 0
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.cells.shape, "typestr": self.cells.dtype.str, "data": (self.cells.ctypes.data, False), "version": 3}
+        cells = self.cells
+        data = (cells.ctypes.data, False)
+        return {"shape": cells.shape, "typestr": cells.dtype.str, "strides": cells.strides, "data": data, "version": 3, "gpu": self.gpu}
 
     def get(self) -> np.ndarray[Any, Any]:
         self.read += 1
@@ -136,6 +141,9 @@ class Device:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def use(self) -> None:
+        """Make it current for good."""
+
     def __enter__(self) -> Device:
         return self
 
@@ -203,8 +211,13 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
         return np.array(array)
 
     def asarray(values: Any) -> Array:
+        """The memory that ``values`` speaks of, on the GPU that real addresses would tell."""
         assert Stream.current is not None
-        return values.view(Array) if isinstance(values, np.ndarray) else values.cells.view(Array)
+        facts = dict(values.__cuda_array_interface__)
+        gpu = facts.pop("gpu")
+        array = np.asarray(SimpleNamespace(__array_interface__=facts)).view(Array)
+        array.device = SimpleNamespace(id=gpu)
+        return array
 
     callers = Stream(non_blocking=True)
     runtime = SimpleNamespace(

@@ -118,12 +118,40 @@ def test_device_arrays_go_in_without_the_host(pretended: Any) -> None:
         ctx.set_values(x, wide)
         np.testing.assert_array_equal(ctx.get_values(x), (values.astype(np.float64) / 3).astype(np.float32))
         assert wide.read == 1
+        across = fake_cupy.Outside(values, gpu=1)  # another GPU's memory is not written into a launch on this one
+        ctx.set_values(x, across)
+        np.testing.assert_array_equal(ctx.get_values(x), values)
+        assert across.read == 1
         with pytest.raises(st.errors.ContextError, match="x"):
             ctx.set_values(x, fake_cupy.Outside(values.T))
 
 
+@pytest.mark.parametrize("prec", ["bf16", "f16", "i8", "bool"])
+def test_device_arrays_of_any_strides_go_in_by_their_bits(pretended: Any, prec: str) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", batch=[4], output=[3], prec=prec)
+        ctx.run(_filled(ctx, ctx.compile(st.cast(x, "f32") * 2.0), x))
+        values = np.arange(-6, 6).reshape(4, 3).astype(st.precision(prec).numpy_dtype)
+        for cells in (values, values[::-1], np.asfortranarray(values)):
+            given = fake_cupy.Outside(cells)
+            ctx.set_values(x, given)
+            np.testing.assert_array_equal(ctx.get_values(x), cells)
+            assert given.read == 0
+
+
+def test_8_bit_floats_of_the_device_go_through_the_host(pretended: Any) -> None:
+    """The interface calls both formats by one word."""
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", batch=[4], output=[3], prec="f8e4m3")
+        ctx.run(_filled(ctx, ctx.compile(st.cast(x, "f32") * 2.0), x))
+        given = fake_cupy.Outside(np.full((4, 3), 3.0, st.precision("f8e5m2").numpy_dtype))
+        ctx.set_values(x, given)
+        assert ctx.get_values(x).astype(np.float32).tolist() == [[3.0] * 3] * 4
+        assert given.read == 1
+
+
 def _filled(ctx: st.Context, routine: st.Routine, x: st.Tensor) -> st.Routine:
-    ctx.set_values(x, np.ones((4, 3)))
+    ctx.set_values(x, np.ones((4, 3), np.int8))
     return routine
 
 
@@ -148,15 +176,72 @@ def test_cells_of_every_format_go_there_and_back(pretended: Any, prec: str) -> N
         assert got.astype(np.float64).tolist() == [0, 1, -2, 3, 4]
 
 
-def test_out_of_memory_names_the_largest_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_cupy", lambda: fake_cupy.module(memory=1000))
+@pytest.mark.parametrize("memory", [4_000, 6_000])
+def test_out_of_memory_names_the_largest_buffers(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 4,000 bytes not even the inputs fit, in 6,000 not the temporaries."""
+    module = fake_cupy.module(memory=memory)
+    monkeypatch.setattr(cuda, "_cupy", lambda: module)
     monkeypatch.setattr(cuda.CudaDevice, "_load", fake_cupy.load)
     with st.Session(), st.Context("cuda") as ctx:
-        x = st.placeholder("x", output=[100])
-        with pytest.raises(
-            st.errors.ContextError, match=r"too little memory for 1000 cells of f32(.|\n)*100 cells of f32"
-        ):
-            ctx.compile([x + x, st.placeholder("y", output=[1000]) * 2.0])
+        x, y = st.placeholder("x", output=[100]), st.placeholder("y", output=[1000])
+        weights = st.softmax(y * 2.0).named("weights")
+        with pytest.raises(st.errors.ContextError) as caught:
+            ctx.compile([st.sum(x + 1.0), st.sum(weights * weights)], name="both", fusion=False)
+        assert not ctx.memory_report().stored, "a compile that failed keeps no memory"
+    first, *others = str(caught.value).splitlines()
+    named = [line.split()[2] for line in others if "f32" in line]
+    assert first.startswith("cuda:0 (Pretended GPU, sm_90) has too little memory for ")
+    if memory == 4_000:
+        assert "placeholder 'y' (test_cuda_device.py:" in first
+        assert first.endswith("of shape [1000] in f32: it takes 3.9 KiB (out of memory)")
+        assert named[0] == "x"
+    else:
+        assert "the temporaries of routine 'both': it takes " in first
+        assert "weights" in named[:5]
+        assert named[5:7] == ["y", "x"]
+
+
+def test_out_of_memory_of_initial_values_names_the_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_cupy.module(memory=1000)
+    monkeypatch.setattr(cuda, "_cupy", lambda: module)
+    monkeypatch.setattr(cuda.CudaDevice, "_load", fake_cupy.load)
+    with st.Session(), st.Context("cuda") as ctx:
+        w = st.param("w", output=[1000], init=st.normal(1.0))
+        with pytest.raises(st.errors.ContextError, match=r"initial values of param 'w'.*takes 3.9 KiB"):
+            ctx.init_params(w)
+
+
+def test_a_capture_that_was_interrupted_is_made_again(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with st.Session(), st.Context("cuda") as ctx:
+        x = st.placeholder("x", output=[40])
+        y, z = x * 2.0, st.sum(x)
+        routine = ctx.compile([y, z], fusion=False)
+        called = fake_cupy.Function.__call__
+        launches = 0
+
+        def interrupted(*arguments: Any, **named: Any) -> None:
+            nonlocal launches
+            launches += 1
+            if launches == len(routine.kernels) + 2:
+                raise KeyboardInterrupt
+            called(*arguments, **named)
+
+        monkeypatch.setattr(fake_cupy.Function, "__call__", interrupted)
+        for at in range(4):
+            ctx.set_values(x, np.full(40, at, np.float32))
+            if at == 1:
+                with pytest.raises(KeyboardInterrupt):
+                    ctx.run(routine)
+                continue
+            ctx.run(routine)
+            np.testing.assert_array_equal(ctx.get_values(y), np.full(40, 2 * at, np.float32))
+            assert float(ctx.get_values(z)) == 40.0 * at
+
+
+def test_a_gpu_that_is_too_old_is_named(pretended: Any) -> None:
+    pretended.cuda.runtime.getDeviceProperties = lambda index: {"name": b"Older GPU", "major": 7, "minor": 5}
+    with pytest.raises(st.errors.ContextError, match=r"Older GPU, sm_75\) is too old"):
+        st.Context("cuda")
 
 
 def test_layers_of_one_shape_share_their_kernels(pretended: Any) -> None:

@@ -157,3 +157,29 @@ def test_an_extent_out_of_its_range_names_the_range(count: int) -> None:
         x = st.placeholder("x", batch=[st.dynamic("n", max=4)], output=[2])
         with pytest.raises(ContextError, match=r"(?s)has shape n<=4 \| -> 2.*\n  n may be 1 to 4 in a run$"):
             ctx.set_values(x, np.ones((count, 2)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda-emulated", "reference"])
+def test_what_no_memory_holds_is_named(device: str) -> None:
+    x, size = st.placeholder("x", output=[3]), 1 << 60
+    with st.Context(device) as ctx:
+        ctx.run(_filled(ctx, ctx.compile(st.exp(x), name="small"), x))
+        with pytest.raises(ContextError, match=rf"too little memory for placeholder 'y' \(.*shape \[{size}\].*TiB") as caught:
+            ctx.compile(st.sum(st.placeholder("y", output=[size])))
+        assert re.search(r"holds:\n(.*\n)* +12 bytes  x  f32 3\n", str(caught.value))
+
+
+def test_temporaries_that_no_memory_holds_are_named() -> None:
+    size = 1 << 22
+    left, right = st.placeholder("left", output=[size]), st.placeholder("right", output=[size])
+    scores = st.einsum("i; j => i j", left, right)
+    with st.Context("cpu") as ctx:
+        with pytest.raises(ContextError, match="the temporaries of routine 'wide'") as caught:
+            ctx.compile(st.sum(st.softmax(scores.named("scores"))), name="wide", fusion=False)
+        assert re.search(r"largest of these:\n(.*\n)* +64.0 TiB  scores  f32", str(caught.value))
+        assert re.search(r"holds:\n(.*\n)* +16.0 MiB  left  f32", str(caught.value))
+
+
+def _filled(ctx: st.Context, routine: st.Routine, x: st.Tensor) -> st.Routine:
+    ctx.set_values(x, np.ones(3))
+    return routine
