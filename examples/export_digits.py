@@ -1,8 +1,7 @@
 """Export a mixed-precision digits network as StableHLO, and run it in another runtime.
 
-A network with an f16 body is trained for a few steps on the handwritten digits of scikit-learn; its forward graph and its
-gradient are written as StableHLO. Where jaxlib is installed, the forward module runs in its StableHLO interpreter, and
-the logits are compared.
+Trains a network with an f16 body and writes its forward graph and its gradient. Where jaxlib is installed, the forward
+module runs in its StableHLO interpreter, and the logits are compared.
 """
 
 from __future__ import annotations
@@ -59,9 +58,10 @@ def main() -> None:
     """Train, export, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="at most 50 steps")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the two modules")
     options = parser.parse_args()
-    images, labels = digits()
+    images, labels, steps = *digits(), min(options.steps, 50) if options.quick else options.steps
     x = st.placeholder("x", batch=[BATCH], output=[FEATURES], prec="f32")
     t = st.placeholder("labels", batch=[BATCH], prec="i32")
     logits = network(x)
@@ -75,12 +75,12 @@ def main() -> None:
         step = ctx.compile(st.sequence(gradients, st.sgd_update(loss, 0.3)), keep=[logits])
         ctx.init_params(loss)
         rng = np.random.default_rng(0)
-        for at in range(options.steps):
+        for at in range(steps):
             chosen = rng.integers(0, len(images), BATCH)
             ctx.set_values(x, images[chosen])
             ctx.set_values(t, labels[chosen])
             ctx.run(step)
-            if at in (0, options.steps - 1):
+            if at in (0, steps - 1):
                 print(f"step {at}: loss {float(ctx.get_values(loss)):.3f}")
         forward = ctx.compile(logits)
         ctx.set_values(x, images[:BATCH])

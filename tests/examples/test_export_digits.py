@@ -48,4 +48,4 @@ def test_it_trains_exports_and_agrees_with_the_interpreter(tmp_path: Path) -> No
 
 
 def test_the_help_text(tmp_path: Path) -> None:
-    assert "--steps" in start("--help", folder=tmp_path)
+    assert "--quick" in start("--help", folder=tmp_path)

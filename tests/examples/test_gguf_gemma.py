@@ -64,7 +64,7 @@ def test_packed_weights_give_the_logits_of_decoded_ones(tmp_path: Path, capsys: 
     path = tmp_path / "small.gguf"
     small_model(path)
     gemma = example()
-    gemma.main(["--file", str(path)])
+    gemma.main(["--file", str(path), "--quick"])
     assert "next: " in capsys.readouterr().out
     file: Any = load_gguf(path)
     facts, ids = gemma.facts_of(file, 6), range(6)
