@@ -6,6 +6,7 @@ of a static partition; what stands beside it in the same proc is thread 0's. Pri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from stagedtensor.codegen.emit.helpers import PART_FUNCTION, tile_name, transpos
 from stagedtensor.codegen.emit.matrix_helpers import matrix_tile_name
 from stagedtensor.codegen.emit.names import Names, sanitise
 from stagedtensor.codegen.emit.vectors import VectorPrinter, in_vectors, pieces
+from stagedtensor.codegen.intervals import Interval, interval
 from stagedtensor.codegen.loop_ir import (
     Alloc,
     Apply,
@@ -103,6 +105,15 @@ class BodyPrinter:
         value = affine(expr)
         return value.constant >= 0 and all(factor > 0 and self._counts(atom) for atom, factor in value.terms)
 
+    def _limit(self, symbol: Symbol, value: Expr) -> None:
+        """Note what is known of an index that is named: that it is not negative, and its limit."""
+        if self.nonnegative(value):
+            self._counted.add(symbol)
+        bounds = self._printer.bounds
+        reach = interval(value, {part: Interval(0, bounds[part] - 1) for part in symbols_of(value) if part in bounds})
+        if reach.low >= 0 and not reach.is_empty and math.isfinite(reach.high):
+            bounds[symbol] = int(reach.high) + 1
+
     def _counts(self, atom: Expr) -> bool:
         if isinstance(atom, Var):
             return atom.symbol in self._counted
@@ -175,8 +186,8 @@ class BodyPrinter:
             case Let(symbol, value):
                 shown = self._widened(value) or text(value)
                 yield from _assignment(pad, f"const {self._type(symbol.type)} {self._give(symbol)}", shown)
-                if symbol.type is i64 and self.nonnegative(value):
-                    self._counted.add(symbol)
+                if symbol.type is i64:
+                    self._limit(symbol, value)
             case Declare(symbol, init):
                 shown = text(init)
                 yield f"{pad}{self._type(symbol.type)} {self._give(symbol)} = {shown};"

@@ -18,6 +18,7 @@ from stagedtensor.codegen.loop_ir import (
     Apply,
     Buffer,
     Cast,
+    Const,
     Expr,
     Fma,
     For,
@@ -193,6 +194,8 @@ class _Judge:
             return (op != "div" or expr.type is f32) and all(map(self._value, args))
         if op in ("neg", "identity"):
             return self._value(args[0])
+        if op in _TESTS:
+            return expr.type is f32 and self._test(expr)
         self._profits |= op in _PROFIT or (op in _COSTLY_LANES and self._lanes)
         return op in _FUNCTIONS and expr.type is f32 and all(map(self._value, args))
 
@@ -210,7 +213,7 @@ class _Judge:
         if not self._varies(expr):
             return True
         if not isinstance(expr, Apply):
-            return False
+            return expr.type is f32 and self._value(expr)  # what is not 0
         if expr.op in ("and", "or", "not"):
             return all(map(self._test, expr.args))
         if expr.op not in _TESTS:
@@ -364,6 +367,8 @@ class VectorPrinter:
         op, args = expr.op, expr.args
         if op == "where":
             return self._where(*args)
+        if op in _TESTS:
+            return self._where(expr, Const(1.0, f32), Const(0.0, f32))
         if op in ("floordiv", "mod"):
             power = power_of_two(args[1])
             assert power is not None
@@ -424,7 +429,8 @@ class VectorPrinter:
         """A mask with one bit a cell."""
         if not self._varies(expr):
             return f"(({self.printer.condition(expr).code}) ? 0xffff : 0)"
-        assert isinstance(expr, Apply)
+        if not isinstance(expr, Apply):
+            return self._call("ne_vf32", self._value(expr).code, self._vector(Const(0.0, f32)).code).code
         if expr.args[0].type is i64:
             return hex(self._early(expr))
         if expr.op == "not":

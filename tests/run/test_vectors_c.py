@@ -153,3 +153,32 @@ def test_routines_have_the_bits_of_scalar_text(
     monkeypatch.setattr(body, "fold", lambda stmt: None)
     for mine, expected in zip(got, _results(prec, 150, tmp_path / "scalars", vectors=False), strict=True):
         assert differing(mine, expected).size == 0
+
+
+def _gradients(prec: st.Prec, folder: Path, *, vectors: bool) -> list[Array]:
+    rng = np.random.default_rng(4)
+    with st.Session(), st.Context("cpu", target="avx512", threads=1, cache_dir=folder) as ctx:
+        scale = st.param("scale", output=[4, 32], init=st.normal(1.0))
+        x = st.constant(rng.normal(0, 1, (8, 64, 4, 32)).astype(np.float32), batch=2) * scale
+        hidden = st.gelu(st.attention(x, x * 0.5, x, causal=True), approximate="tanh")
+        loss = st.sum(hidden * st.constant(rng.normal(0, 1, (8, 64, 4, 32)).astype(np.float32), batch=2))
+        st.PrecisionPolicy(activation=prec, grad=prec).apply(loss)
+        routine = ctx.compile(st.grad_update(loss))
+        ctx.init_params(loss, seed=3)
+        routine()
+        assert ("const st_vf32 test =" in routine.source) == vectors  # gelu's
+        assert ("st_eq_vf32(v, " in routine.source) == vectors  # the scores'
+        assert scale.grad is not None
+        return [ctx.get_values(scale.grad).reshape(-1)]
+
+
+@pytest.mark.parametrize("prec", [st.bf16, st.f16], ids=str)
+def test_gradients_round_in_vectors_and_have_the_bits_of_scalar_text(
+    prec: st.Prec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their loops test whether a factor is 0, name that, and read a row's own number, which a point of the grid selects."""
+    got = _gradients(prec, tmp_path / "vectors", vectors=True)
+    monkeypatch.setattr(body, "in_vectors", lambda loop, bounds: False)
+    monkeypatch.setattr(body, "fold", lambda stmt: None)
+    for mine, expected in zip(got, _gradients(prec, tmp_path / "scalars", vectors=False), strict=True):
+        assert differing(mine, expected).size == 0
