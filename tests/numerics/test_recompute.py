@@ -62,7 +62,7 @@ def test_recomputation_changes_no_bit(prec: str, device: str, monkeypatch: pytes
         program.inspect = lambda routine: bytes_saved.append(routine.executable.recomputed_bytes)
         return program
 
-    for step in (lambda module: module, partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0)):
+    for step in (lambda module, **_: module, partial(recompute, least_peak=0, scarce=0, least_bytes=1024, large=0)):
         monkeypatch.setattr(pipeline, "recompute", step)
         found.append(run(build, setting))
     assert bytes_saved[0] == 0 < bytes_saved[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.choices import Choices
 from stagedtensor.codegen.emit.c import emit_module
 from stagedtensor.codegen.schedule import choose, schedule
 from stagedtensor.codegen.schedule.machine import Machine, TargetInfo
@@ -30,8 +31,8 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> Small:
     def give(nbytes: int) -> None:
         monkeypatch.setattr(choose, "_FIRST_CACHE", nbytes)
 
-        def smaller(target: TargetInfo) -> Machine:
-            constants: Machine = known(target)
+        def smaller(target: TargetInfo, choices: Choices) -> Machine:
+            constants: Machine = known(target, choices)
             return dataclasses.replace(constants, cache_bytes=nbytes, serial_flops=1000)
 
         monkeypatch.setattr(package, "machine", smaller)
