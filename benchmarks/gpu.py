@@ -83,6 +83,11 @@ class Bench:
         """Whether there is a GPU to time."""
         return self.device.startswith("cuda:") or self.device == "cuda"
 
+    @property
+    def gpu(self) -> int:
+        """Number of the GPU."""
+        return int(self.device.partition(":")[2] or 0)
+
     def ours(self, ctx: st.Context, run: Callable[[], Any]) -> float:
         """Median microseconds of ``run`` on the context's stream, by events."""
         for _ in range(3):
@@ -180,7 +185,7 @@ def share(bench: Bench, prec: str, tflops: float) -> float | None:
         return None
     import cupy
 
-    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    properties = cupy.cuda.runtime.getDeviceProperties(bench.gpu)
     peak = PEAK.get(f"sm_{properties['major']}{properties['minor']}")
     return None if peak is None else round(tflops / (peak / 2 if prec == "tf32" else peak), 3)
 
@@ -393,9 +398,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     args = parser.parse_args(arguments)
+    try:
+        st.Context(args.device).close()
+    except st.errors.ContextError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     global torch
     torch = find_torch()
-    rows = measured(Bench(args.device, args.quick, args.rounds))
+    bench = Bench(args.device, args.quick, args.rounds)
+    if bench.timed:  # both sides, and the events, on one GPU
+        import cupy
+
+        cupy.cuda.Device(bench.gpu).use()
+        if torch is not None:
+            torch.cuda.set_device(bench.gpu)
+    rows = measured(bench)
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")

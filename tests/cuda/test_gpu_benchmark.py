@@ -64,6 +64,17 @@ def test_time_runs_out(pretended: Any, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "out of time" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(cuda.gpu_count() > 0, reason="there is a GPU")
+def test_without_a_device_one_message_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        gpu.main([])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "device 'cuda' needs" in printed.err
+    assert "Traceback" not in printed.err
+
+
 @pytest.mark.peers
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("prec", ["f32", "bf16"])
