@@ -28,8 +28,6 @@ from stagedtensor.runtime.trial import contents
 from stagedtensor.runtime.tune import allowed_seconds
 from stagedtensor.source import user_source
 
-_F32_MAX = f32.max_finite
-
 
 def node_of(t: HasNode | Node) -> Node:
     """Return the node of a tensor (or the node itself)."""
@@ -272,26 +270,22 @@ class Context:
         """Copy host values into ``t``, converting once; compiles nothing and never aliases the caller's memory."""
         node = node_of(t)
         held = self._store.stored.get(node)
-        # the common case, a scalar into a settled float cell, costs one NumPy store
-        if (
-            held is not None
-            and held.cell is not None
-            and held.prec is f32
-            and type(values) is float
-            and -_F32_MAX <= values <= _F32_MAX
-            and not self._closed
-        ):
+        # the common case, a scalar into a settled cell of its own kind, costs one NumPy store
+        if held is not None and held.cell is not None and held.takes(values) and not self._closed:
             held.cell[()] = values
             self._store.uploads += 1
-            self._store.uploaded_bytes += 4
+            self._store.uploaded_bytes += held.prec.bytes
             self._store.initialized.add(node)
             return
         with self._enter():
-            self._check_writable(node)
-            if held is not None:
-                self._store.write(node, values)
-            else:
+            if held is None:
+                self._check_writable(node)
                 self._set_pending(node, values)
+            else:
+                if not held.may_be_set:
+                    self._check_writable(node)
+                    held.may_be_set = True
+                self._store.write(node, values)
             self._consumed.discard(node)
 
     def _check_writable(self, node: Node) -> None:

@@ -20,24 +20,37 @@ from stagedtensor.dims import Axis, Shape
 from stagedtensor.encoded import Encoded
 from stagedtensor.errors import ContextError, PrecisionError
 from stagedtensor.node import Node, Role
-from stagedtensor.precision import Prec, bool_, precision, u8
+from stagedtensor.precision import Prec, bool_, f32, i32, precision, u8
 from stagedtensor.runtime.device import Array, Device, MemoryLine
 from stagedtensor.runtime.reports import too_little_memory
 from stagedtensor.source import user_source
 
 _F32 = np.dtype(np.float32)
+_F32_MAX, _I32_LIMIT = f32.max_finite, 1 << 31
 ZERO_AT_ALLOCATION = frozenset((Role.CELL, Role.STATE))
+_SET_BY_THE_HOST = frozenset((Role.CELL, Role.STATE, Role.HOST_SCALAR, Role.PLACEHOLDER))
 BACKED_BY_DATA = frozenset((Role.CONSTANT, Role.LITERAL, Role.HOST_SCALAR, Role.RANGE))
 
 
 @dataclass
 class Stored:
-    """A node's device buffer; ``cell`` is a 0-d view of a one-cell host-visible buffer, for fast writes."""
+    """A node's device buffer.
+
+    ``cell`` is a 0-d view of a scalar that the host sees and may set, for fast writes; ``may_be_set``: it was found
+    that the host may set the node.
+    """
 
     buffer: Any
     shape: Shape
     prec: Prec
     cell: Array | None = None
+    may_be_set: bool = False
+
+    def takes(self, value: object) -> bool:
+        """Tell whether NumPy stores ``value``, a Python number, in a cell here as the rules of conversion do."""
+        if type(value) is float:
+            return self.prec is f32 and -_F32_MAX <= value <= _F32_MAX
+        return type(value) is int and self.prec is i32 and -_I32_LIMIT <= value < _I32_LIMIT
 
     @cached_property
     def dims(self) -> tuple[int, ...]:
@@ -89,7 +102,7 @@ class Store:
         # narrow first: a conversion that fails must leave the store as it was
         cells = self._initial(node, shape, prec)
         buffer = self._allocate(node, shape.dims, prec)
-        flat = self.device.view(buffer) if shape.size == 1 else None
+        flat = self.device.view(buffer) if shape.dims == () and node.role in _SET_BY_THE_HOST else None
         held = Stored(buffer, shape, prec, flat.reshape(()) if isinstance(flat, np.ndarray) else None)
         self.stored[node] = held
         if cells is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
-from stagedtensor.errors import CompileError, PrecisionError, ShapeError
+from stagedtensor.errors import CompileError, ContextError, PrecisionError, ShapeError
 from stagedtensor.runtime.compiler import compile_shared, identify
 
 from .running import both_devices
@@ -39,6 +39,25 @@ def test_a_host_scalar_of_integers_takes_integers_it_can_hold() -> None:
         for value in (2.5, 256, -1, float("nan")):
             with pytest.raises(ValueError, match="does not hold"):
                 st.host_scalar("count", value, prec=st.u8)
+
+
+def test_a_settled_cell_of_integers_takes_integers_it_can_hold() -> None:
+    with st.Session(), st.Context("cpu") as ctx:
+        count, one = st.host_scalar("count", 2, prec=st.i32), st.placeholder("one", output=[1], prec=st.i32)
+        total = count + one
+        routine = ctx.compile(total)
+        ctx.set_values(one, [5])
+        for value in (7, -(2**31), 2**31 - 6):
+            ctx.set_values(count, value)
+            ctx.run(routine)
+            assert ctx.get_values(total).tolist() == [value + 5]
+        for wrong, message in ((2**31, "allowed"), (-(2**31) - 1, "allowed"), (1.5, "float values")):
+            with pytest.raises(ContextError, match=message):
+                ctx.set_values(count, wrong)
+        with pytest.raises(ContextError, match="got an array of shape"):
+            ctx.set_values(one, 7)
+        ctx.run(routine)
+        assert ctx.get_values(total).tolist() == [2**31 - 1]
 
 
 def test_an_axis_is_named_once() -> None:
