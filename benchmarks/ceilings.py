@@ -1,8 +1,8 @@
 """The machine's measured peaks, by small C loops that are compiled when asked: operations and copied bytes per second.
 
-The f32 peak is of fused multiply-adds in the widest registers. Where the processor multiplies bf16 tiles, the bf16 peak is
-theirs and the f16 peak a quarter of it (an f16 number is the sum of two bf16 numbers); elsewhere both are the f32 peak,
-because narrow operands are widened. The copy speed counts bytes read and bytes written.
+The f32 peak is of fused multiply-adds in the widest registers. Where the processor multiplies bf16, in tiles or by dots of
+pairs, the bf16 peak is theirs and the f16 peak a quarter of it (an f16 number is the sum of two bf16 numbers) if that is
+more; elsewhere both are the f32 peak, because narrow operands are widened. The copy speed counts bytes read and bytes written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from stagedtensor.runtime.target import detect
 COPIED_BYTES = 1 << 28
 SAMPLE_S = 0.06
 SAMPLES = 7
+_PRODUCTS = {"tile_products": "amx_bf16", "dots": "avx512bf16"}
+"""The loops of bf16 products and the features they need, the best first."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ def measure(threads: int) -> Ceilings:
         compile_shared(text, path, flags=flags, compiler=compiler, name="ceilings")
         library = ctypes.CDLL(str(path))
         f32 = _loop_peak(library.multiply_adds, threads)
-        tiles = _loop_peak(library.tile_products, threads) if target.has("amx_bf16") else 0.0
-        flops = {"f32": f32, "bf16": max(tiles, f32), "f16": max(tiles / 4, f32)}
+        loop = next((name for name, feature in _PRODUCTS.items() if target.has(feature)), None)
+        bf16 = 0.0 if loop is None else _loop_peak(getattr(library, loop), threads)
+        flops = {"f32": f32, "bf16": max(bf16, f32), "f16": max(bf16 / 4, f32)}
         return Ceilings(threads, flops, _copy_peak(library.copy, threads), target.name)
 
 

@@ -82,7 +82,7 @@ def machine(results: Results) -> str:
     for threads, peak in sorted(results.peaks.items()):
         said = f"{peak['flops']['f32'] / 1e9:.0f} GFLOP/s f32"
         if peak["flops"]["bf16"] > peak["flops"]["f32"]:
-            said += f", {peak['flops']['bf16'] / 1e9:.0f} GFLOP/s bf16 tiles"
+            said += f", {peak['flops']['bf16'] / 1e9:.0f} GFLOP/s bf16"
         plural = "" if threads == "1" else "s"
         said += f", copy {peak['copy'] / 1e9:.1f} GB/s read and written"
         lines.append((f"measured peak, {threads} thread{plural}", said))

@@ -50,9 +50,10 @@ _KIND_FLAGS = {"gcc": ("-fexcess-precision=standard",), "clang": (), "zig": ("-f
 # First major versions that know all the flags of a target; -m flags of other targets are older than any we meet.
 _MINIMUM_MAJOR = {
     "avx512": {"gcc": 8, "clang": 7},
+    "avx512+bf16": {"gcc": 10, "clang": 9},
     "avx512+amx": {"gcc": 11, "clang": 12},
 }
-_NEXT_LOWER = {"avx512+amx": "avx512", "avx512": "x86-64-v3"}
+_NEXT_LOWER = {"avx512+amx": "avx512", "avx512+bf16": "avx512", "avx512": "x86-64-v3"}
 
 _ERROR_LINE = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:\d+:)?\s*(?:fatal )?error: ", re.MULTILINE)
 _USER_LINE = re.compile(r"[\w./\\-]+\.(?:py|st|ipynb):\d+(?:[^*\n]*)")

@@ -45,7 +45,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.prelude.vectors import CELLS
 from stagedtensor.codegen.rewrite import symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.matrix_copy import TRANSPOSE_PAIRS
-from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
+from stagedtensor.codegen.schedule.matrix_tile import DOT_TILES, MATRIX_TILES
 from stagedtensor.codegen.schedule.microkernel import MULTIPLY, MULTIPLY_ADD
 from stagedtensor.codegen.schedule.transpose import TRANSPOSE
 from stagedtensor.errors import InternalError
@@ -208,7 +208,7 @@ class BodyPrinter:
                 yield from self._multiply(stmt, pad)
             case Tile(name=name) if name == TRANSPOSE_PAIRS:
                 yield self._transpose_pairs(stmt, pad)
-            case Tile(name=name) if name in MATRIX_TILES:
+            case Tile(name=name) if name in (*MATRIX_TILES, *DOT_TILES):
                 yield self._matrix_multiply(stmt, pad)
             case Tile():
                 yield f"{pad}// {stmt.name}: {stmt.m} x {stmt.n} x {stmt.k}"

@@ -22,7 +22,7 @@ from stagedtensor.codegen.loop_ir import Alloc, Barrier, Buffer, Call, Module, O
 from stagedtensor.codegen.passes.plan_memory import ALIGNMENT, MemoryPlan, plan_memory
 from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.prelude import FEATURES, prelude_source
-from stagedtensor.codegen.prelude.tiles import BEGIN, END, needs_of_tiles, tile_functions, tile_names
+from stagedtensor.codegen.prelude.matrix_units import BEGIN, END, needs_of_units, unit_functions, unit_names
 from stagedtensor.codegen.prelude.vectors import (
     FEATURE as VECTOR_FEATURE,
     PUTS,
@@ -109,9 +109,9 @@ def emit_module(
     if prelude:
         helpers = helpers_among(used)
         prelude_names = used.union(*(helper.needs for helper in helpers)) - {helper.name for helper in helpers}
-        prelude_names |= needs_of_tiles(prelude_names)
-        head = _head(prelude_names - vector_names() - tile_names(), target, header, needs_barrier)
-        vectors = vector_functions(used & vector_names()) + tile_functions(prelude_names & tile_names())
+        prelude_names |= needs_of_units(prelude_names)
+        head = _head(prelude_names - vector_names() - unit_names(), target, header, needs_barrier)
+        vectors = vector_functions(used & vector_names()) + unit_functions(prelude_names)
         head += f"\n{vectors.rstrip()}\n" if vectors else ""
         head += "".join(f"\n{helper.text}" for helper in helpers)
         head += "\n" + _KERNEL_MACRO

@@ -1,17 +1,19 @@
-"""The functions of generated C that multiply on matrix tiles: rows in memory times a panel of pairs, into f32 sums.
+"""The functions of generated C that multiply on a matrix unit: rows in memory times a panel of pairs, into f32 sums.
 
-In: nothing. Out: names and texts, one for each height of a tile, whose sums start from 0 or go on. They call the ``st_tile_...``
-functions of the prelude, which are instructions or plain C, and are the same text for both.
+In: nothing. Out: names and texts, one for each unit and height of a tile, whose sums start from 0 or go on. They call the
+``st_tile_...`` functions of the prelude, or ``st_dot_bf16``, which are instructions or plain C, and are the same text for both.
 """
 
 from __future__ import annotations
 
 from stagedtensor.codegen.schedule.matrix_copy import COLUMNS, SIDE, TERMS
-from stagedtensor.codegen.schedule.matrix_tile import MATRIX_TILES
+from stagedtensor.codegen.schedule.matrix_tile import DOT_TILES, MATRIX_TILES
+
+_BAND = 8
 
 
 def matrix_tile_name(kind: str, rows: int) -> str:
-    """Return the function for tiles of ``kind`` (``matrix_multiply`` or ``matrix_multiply_add``) of so many rows.
+    """Return the function for tiles of ``kind`` (such as ``matrix_multiply`` or ``dot_multiply_add``) of so many rows.
 
     >>> matrix_tile_name("matrix_multiply", 32)
     'st_matrix_multiply_32x32'
@@ -19,14 +21,13 @@ def matrix_tile_name(kind: str, rows: int) -> str:
     return f"st_{kind}_{rows}x{COLUMNS}"
 
 
-def _function(kind: str, rows: int) -> str:
+def _on_tiles(kind: str, rows: int) -> str:
     """Sums are tiles 0 to 3, rows of terms 4 and 5, columns 6 and 7: two by two of each where there are 32 rows."""
     bands = range(rows // SIDE)
     sums = [(2 * band + side, band, side) for band in bands for side in range(2)]
     places = {tile: f"&acc[{band * SIDE}][{side * SIDE}], {4 * COLUMNS}" for tile, band, side in sums}
     fresh = kind == "matrix_multiply"
     starts = [f"st_tile_zero({tile});" if fresh else f"st_tile_load({tile}, {places[tile]});" for tile, _, _ in sums]
-    sign = "=" if fresh else "+="
 
     def block(row_cells: str, row_step: str, band_step: str, column_cells: str, pad: str) -> list[str]:
         lines = [
@@ -37,12 +38,7 @@ def _function(kind: str, rows: int) -> str:
         return [pad + line for line in lines]
 
     lines = [
-        f"/* acc[r][c] {sign} rows[r] * columns[c] over all terms: {rows} rows, {COLUMNS} columns in pairs of terms. Blocks of {TERMS} terms in",
-        "   order; in each, even and odd terms are summed apart. */",
-        f"static __attribute__((noinline, unused)) void {matrix_tile_name(kind, rows)}(",
-        f"    float (*restrict acc)[{COLUMNS}],",
-        "    const uint16_t *restrict rows, int64_t next_row, const uint16_t *restrict columns, int64_t count",
-        ") {",
+        *_head(kind, rows, f"Blocks of {TERMS} terms in", "order; in each, even and odd terms are summed apart."),
         *(f"    {line}" for line in starts),
         f"    const int64_t whole = count / {TERMS} * {TERMS};",
         f"    for (int64_t k = 0; k < whole; k += {TERMS}) {{",
@@ -63,12 +59,68 @@ def _function(kind: str, rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-MATRIX_FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {
-    matrix_tile_name(kind, rows): (
-        _function(kind, rows),
-        frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16")),
+def _by_dots(kind: str, rows: int) -> str:
+    """Eight rows at a time: their sums and two vectors of a panel stay in registers."""
+    start = "(st_dots){0}" if kind == DOT_TILES[0] else f"*(const st_dots *)&acc[band + r][{SIDE} * c]"
+    each_row = [f"#pragma GCC unroll {_BAND}", f"        for (int64_t r = 0; r < {_BAND}; r++)"]
+    both = ["#pragma GCC unroll 2", "            for (int64_t c = 0; c < 2; c++)"]
+
+    def step(row: str, left: str, right: str) -> list[str]:
+        return [
+            f"            const st_pairs left = {left}, right = {right};",
+            f"#pragma GCC unroll {_BAND}",
+            f"            for (int64_t r = 0; r < {_BAND}; r++) {{",
+            f"                const st_pairs pair = {row};",
+            "                sum[r][0] = st_dot_bf16(sum[r][0], pair, left);",
+            "                sum[r][1] = st_dot_bf16(sum[r][1], pair, right);",
+            "            }",
+        ]
+
+    first, second = "st_load_pairs(panel)", f"st_load_pairs(panel + {COLUMNS})"
+    lines = [
+        *_head(kind, rows, "Pairs of terms in", "order; of a pair, the second is added first."),
+        f"    for (int64_t band = 0; band < {rows}; band += {_BAND}) {{",
+        f"        st_dots sum[{_BAND}][2];",
+        *each_row,
+        *both,
+        f"                sum[r][c] = {start};",
+        "        const uint16_t *row = rows + band * next_row, *panel = columns;",
+        f"        for (int64_t k = 0; k < count / 2; k++, row += 2, panel += {2 * COLUMNS}) {{",
+        *step("st_repeat_pair(row + r * next_row)", first, second),
+        "        }",
+        "        if (count % 2) { /* the last term, and 0 */",
+        *step("(st_pairs){0} + row[r * next_row]", f"{first} & 0xffffu", f"{second} & 0xffffu"),
+        "        }",
+        *each_row,
+        *both,
+        f"                *(st_dots *)&acc[band + r][{SIDE} * c] = sum[r][c];",
+        "    }",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _head(kind: str, rows: int, *order: str) -> tuple[str, ...]:
+    sign = "+=" if kind.endswith("_add") else "="
+    start = f"/* acc[r][c] {sign} rows[r] * columns[c] over all terms: {rows} rows, {COLUMNS} columns in pairs of terms."
+    return (
+        f"{start} {order[0]}",
+        f"   {order[1]} */",
+        f"static __attribute__((noinline, unused)) void {matrix_tile_name(kind, rows)}(",
+        f"    float (*restrict acc)[{COLUMNS}],",
+        "    const uint16_t *restrict rows, int64_t next_row, const uint16_t *restrict columns, int64_t count",
+        ") {",
     )
-    for kind in MATRIX_TILES
+
+
+_TEXTS = {
+    MATRIX_TILES: (_on_tiles, frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16"))),
+    DOT_TILES: (_by_dots, frozenset(("st_load_pairs", "st_repeat_pair", "st_dot_bf16"))),
+}
+MATRIX_FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {
+    matrix_tile_name(kind, rows): (text(kind, rows), needs)
+    for kinds, (text, needs) in _TEXTS.items()
+    for kind in kinds
     for rows in (SIDE, 2 * SIDE)
 }
 """Name -> text, and the functions of the prelude that it calls."""

@@ -17,8 +17,8 @@ from stagedtensor.codegen.schedule.analysis import contraction, prune, without_t
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.congruent import solve_congruences
 from stagedtensor.codegen.schedule.held import hold_wide
-from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
-from stagedtensor.codegen.schedule.matrix_tile import multiplies_bf16
+from stagedtensor.codegen.schedule.machine import Machine, MatrixUnit, TargetInfo, machine
+from stagedtensor.codegen.schedule.matrix_tile import on_matrix_unit
 from stagedtensor.codegen.schedule.maxima import Taken, taken_where_written
 from stagedtensor.codegen.schedule.nest import collapse
 from stagedtensor.codegen.schedule.slab import Group, grouped, slabs_of
@@ -43,7 +43,7 @@ def schedule(
     """
     constants = machine(target, choices)
     joins = slabs
-    slabs = slabs and (choices.slabs or constants.matrix_tiles)  # there, slabs are sums in another order
+    slabs = slabs and (choices.slabs or constants.matrix_unit is not None)  # there, slabs are sums in another order
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
@@ -51,7 +51,7 @@ def schedule(
     copies = WideCopies()
     for part in parts:
         if isinstance(part, Group):
-            whole = together(part, replace(constants, matrix_tiles=False))  # slabs are f32
+            whole = together(part, replace(constants, matrix_unit=None))  # slabs are f32
             if whole is not None:
                 kernels.append(whole)
                 local.update(part.slabs)
@@ -83,7 +83,7 @@ def _gathered(module: Module, constants: Machine) -> tuple[Proc | Group, ...]:
     """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless it is large."""
     parts: list[Proc | Group] = []
     for part in grouped(module):
-        if isinstance(part, Group) and constants.matrix_tiles and _for_matrix_tiles(part):
+        if isinstance(part, Group) and constants.matrix_unit is MatrixUnit.TILES and _for_matrix_tiles(part):
             parts += part.kernels
         else:
             parts.append(part)
@@ -94,7 +94,7 @@ def _for_matrix_tiles(group: Group) -> bool:
     if sum(slab.size for slab in group.slabs) > _MOST_STORED_CELLS:
         return False
     found = [contraction(collapse(block)) for block in group.blocks if block.accumulators and not block.scatter]
-    return any(item is not None and multiplies_bf16(item) for item in found)
+    return any(item is not None and on_matrix_unit(item, MatrixUnit.TILES) for item in found)
 
 
 def _taken(kernel: Proc, before: list[Proc], constants: Machine) -> Taken | None:

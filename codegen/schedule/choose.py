@@ -79,11 +79,11 @@ def plan_block(block: Block, machine: Machine, copies: WideCopies | None = None)
     found = contraction(collapse(block))
     if found is not None:
         why_not = ""
-        if machine.matrix_tiles and multiplies_bf16(found):
-            on_tiles = matrix_nests(found, machine, cost, _MOST_SCRATCH, parallel=parallel)
-            if not isinstance(on_tiles, str):
-                return on_tiles
-            why_not = f", no matrix tiles: {on_tiles}"
+        if machine.matrix_unit is not None and multiplies_bf16(found):
+            on_unit = matrix_nests(found, machine, cost, parallel=parallel)
+            if not isinstance(on_unit, str):
+                return on_unit
+            why_not = f", not on the matrix unit: {on_unit}"
         tiled = _contraction(found, machine, cost, parallel, copies or WideCopies())
         if tiled is not None and why_not:
             tiled = (*tiled[:-1], replace(tiled[-1], path=tiled[-1].path + why_not))

@@ -6,8 +6,8 @@ buffer that stays in the cache does not have, and costs a conversion at every re
     h[i] = bf16(v)             ->    h[i] = f32(bf16(v))          h becomes an f32 buffer
     ... f32(h[i]) ...                ... h[i] ...
 
-Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format. Operands of
-contractions, which are widened anyway, may be larger where they do not live long.
+Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format, and so does
+what a matrix unit multiplies. Operands of other contractions, which are widened anyway, may be larger where they do not live long.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.passes.dependence import is_contraction
 from stagedtensor.codegen.passes.exact import exact_in
 from stagedtensor.codegen.rewrite import Rewriter, buffers_read, buffers_written, expressions, walk_stmts
-from stagedtensor.codegen.schedule.machine import Machine
-from stagedtensor.codegen.schedule.nest import inline_lets, loads_in
+from stagedtensor.codegen.schedule.analysis import contraction
+from stagedtensor.codegen.schedule.machine import Machine, MatrixUnit
+from stagedtensor.codegen.schedule.matrix_tile import on_matrix_unit
+from stagedtensor.codegen.schedule.nest import collapse, inline_lets, loads_in
 from stagedtensor.precision import f32
 
 
@@ -45,6 +47,8 @@ def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = froze
     }
     for kernel in module.kernels:
         candidates.difference_update(_read_as_they_are(kernel))
+        if machine.matrix_unit is not None:
+            candidates.difference_update(_multiplied_narrow(kernel, machine.matrix_unit, local))
     if not candidates:
         return module
     wide = {buffer: replace(buffer, type=f32) for buffer in candidates}
@@ -82,6 +86,16 @@ def _read_as_they_are(kernel: Proc) -> Iterator[Buffer]:
             return
         for expr in expressions(stmt):
             yield from _bare(expr)
+
+
+def _multiplied_narrow(kernel: Proc, unit: MatrixUnit, local: frozenset[Buffer]) -> Iterator[Buffer]:
+    """Yield the operands of contractions that ``unit`` computes: not those among ``local`` slabs, which are f32."""
+    for stmt in kernel.body:
+        if not isinstance(stmt, Block) or not is_contraction(stmt) or local.intersection((*buffers_read(stmt), *buffers_written(stmt))):
+            continue
+        found = contraction(collapse(stmt))
+        if found is not None and on_matrix_unit(found, unit):
+            yield from (load.buffer for load in loads_in(found.lhs, found.rhs))
 
 
 def _bare(expr: Expr) -> Iterator[Buffer]:

@@ -7,6 +7,7 @@ probed, so that generated source is reproducible. Knows nothing of blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Protocol
 
 from stagedtensor.codegen.choices import DEFAULT, Choices
@@ -29,6 +30,15 @@ class TargetInfo(Protocol):
         """Width of one vector register in bytes."""
 
 
+class MatrixUnit(Enum):
+    """What multiplies matrices of bf16, by the feature of a target that it comes with; the best first."""
+
+    TILES = "amx_bf16"
+    """AMX: tiles of 16 rows of 32 terms times 32 terms of 16 columns."""
+    DOTS = "avx512bf16"
+    """Sixteen cells at a time, each with the products of two terms added."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """Constants of the cost model.
@@ -36,10 +46,10 @@ class Machine:
     ``vector_bytes`` is the width of a register and ``registers`` their number. ``serial_flops`` and ``serial_bytes``
     are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
     reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
-    ``few_results`` is what counts as few. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
+    ``few_results`` is what counts as few. A maximum over a buffer of ``noted_cells`` cells is taken where they are written. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
     small part of a core's cache; operands of contractions of up to ``most_passing_cells`` where they soon are gone. An operand of
     up to ``cache_bytes`` bytes stays in a core's own cache while others pass by. ``panels``, ``tile_vectors`` and ``tile_rows`` are
-    what :class:`~stagedtensor.codegen.choices.Choices` says. ``matrix_tiles``: products of bf16 matrices have instructions of their own.
+    what :class:`~stagedtensor.codegen.choices.Choices` says. ``matrix_unit`` multiplies matrices of bf16, where there is one.
     """
 
     vector_bytes: int
@@ -50,13 +60,14 @@ class Machine:
     block_points: int = 8_192
     most_blocks: int = 64
     few_results: int = 64
+    noted_cells: int = 4_096
     most_held_cells: int = 131_072
     most_passing_cells: int = 1 << 20
     cache_bytes: int = DEFAULT.cache_bytes
     panels: bool = DEFAULT.panels
     tile_vectors: int = DEFAULT.tile_vectors
     tile_rows: int = DEFAULT.tile_rows
-    matrix_tiles: bool = False
+    matrix_unit: MatrixUnit | None = None
 
     def lanes(self, prec: Prec) -> int:
         """Return how many values of ``prec`` one register holds."""
@@ -67,8 +78,7 @@ class Machine:
         return 2 * self.lanes(prec)
 
 
-_MATRIX_TILES = "amx_bf16"
-_MANY_REGISTERS = ("avx512", "avx512+amx", "aarch64")
+_MANY_REGISTERS = ("avx512", "avx512+bf16", "avx512+amx", "aarch64")
 
 
 def machine(target: TargetInfo, choices: Choices = DEFAULT) -> Machine:
@@ -81,6 +91,4 @@ def machine(target: TargetInfo, choices: Choices = DEFAULT) -> Machine:
         tile_vectors=choices.tile_vectors,
         tile_rows=choices.tile_rows,
     )
-    if _MATRIX_TILES not in target.features:
-        return plain
-    return replace(plain, matrix_tiles=True, most_held_cells=0, most_passing_cells=0)  # tiles read bf16 as it is
+    return replace(plain, matrix_unit=next((unit for unit in MatrixUnit if unit.value in target.features), None))

@@ -1,9 +1,10 @@
-"""Contractions of bf16 operands for processors with matrix tiles: which run there, and the tile's inner loops as one call.
+"""Contractions of bf16 operands for processors with a matrix unit: which run there, and the tile's inner loops as one call.
 
 In: a contraction with f32 sums. Out: a :class:`MatrixPlan`: the copies to be made first and the block that reads them, or the
-reason why the contraction is computed with widened operands. The order of sums on these units, for every cell: terms in blocks
+reason why the contraction is computed with widened operands. The order of sums for every cell: on AMX tiles terms in blocks
 of 32; in each block the sum of the even terms and that of the odd ones, from 0, by fused multiply-adds; the two added, then
-added to what the cell has so far. All of it is f32, where results and operands below 2^-126 count as 0.
+added to what the cell has so far. By dots, terms in pairs; the second of a pair is added first, by fused multiply-adds. All of it
+is f32, where results and operands below 2^-126 count as 0.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from stagedtensor.codegen.loop_ir import (
     index,
 )
 from stagedtensor.codegen.rewrite import substitute
-from stagedtensor.codegen.schedule.analysis import Contraction, cost_of, depends, stride
+from stagedtensor.codegen.schedule.analysis import Contraction, cost_of, depends, points, stride
 from stagedtensor.codegen.schedule.columns import TileShape, columns
-from stagedtensor.codegen.schedule.machine import Machine
+from stagedtensor.codegen.schedule.machine import Machine, MatrixUnit
 from stagedtensor.codegen.schedule.matrix_copy import (
     COLUMNS,
     SIDE,
@@ -52,17 +53,19 @@ from stagedtensor.codegen.schedule.nest import index_symbol, loads_in, loop, nes
 from stagedtensor.codegen.schedule.nests import Nest, one_launch
 from stagedtensor.precision import bf16, f32, i64
 
-MATRIX_MULTIPLY = "matrix_multiply"
-"""Name of the tile whose sums start from 0."""
-MATRIX_MULTIPLY_ADD = "matrix_multiply_add"
-"""Name of the tile whose sums go on from what they are.
+MATRIX_TILES = ("matrix_multiply", "matrix_multiply_add")
+"""Names of the tiles on AMX: the first's sums start from 0, the second's go on from what they are.
 
 ``arguments`` of both: sums; row operand, its first cell, its step from row to row; panel, its first cell; number of terms.
 """
+DOT_TILES = ("dot_multiply", "dot_multiply_add")
+"""Names of the tiles by dots, with the same arguments."""
+
+_MOST_COPIED = 1 << 28
+_DOTS_THAT_REPAY = 0.7  # the share of a panel that is no padding: a dot does the work of two multiply-adds
 
 _Body: TypeAlias = Callable[[tuple[Expr, ...]], tuple[Stmt, ...]]
 
-MATRIX_TILES = (MATRIX_MULTIPLY, MATRIX_MULTIPLY_ADD)
 
 @dataclass(frozen=True)
 class MatrixPlan:
@@ -86,10 +89,12 @@ class _Roles:
 
 
 def matrix_nests(
-    found: Contraction, machine: Machine, cost: Cost, most_scratch: int, *, parallel: bool
+    found: Contraction, machine: Machine, cost: Cost, *, parallel: bool
 ) -> tuple[Nest, ...] | str:
-    """Return the launches of ``found`` on matrix tiles, or why it has none."""
-    plan = matrix_plan(found, most_scratch)
+    """Return the launches of ``found`` on the machine's matrix unit, or why it has none."""
+    unit = machine.matrix_unit
+    assert unit is not None
+    plan = matrix_plan(found, unit)
     if isinstance(plan, str):
         return plan
     nests: list[Nest] = []
@@ -98,12 +103,20 @@ def matrix_nests(
         threads = spent.nbytes > machine.serial_bytes
         filling, how = copy.filled(parallel=threads)
         suffix = f"_{copy.buffer.name}"
-        nests.append(one_launch(filling, f"copies an operand for matrix tiles{how}", spent, threads, suffix, (copy.buffer,)))
-    body, _ = columns(plan.block, plan.column, plan.row, plan.shape, parallel=parallel, kernel=matrix_multiply)
+        nests.append(one_launch(filling, f"copies an operand for the matrix unit{how}", spent, threads, suffix, (copy.buffer,)))
+    kernel = matrix_multiply if unit is MatrixUnit.TILES else dot_multiply
+    across = points(plan.block.reduce) * plan.column.bound * bf16.bytes <= machine.cache_bytes
+    body, _ = columns(plan.block, plan.column, plan.row, plan.shape, parallel=parallel, rows_outside=across, kernel=kernel)
     size = f"{plan.shape.rows}x{plan.shape.columns}"
     copied = f"{len(plan.copies)} copied operand{'s' if len(plan.copies) > 1 else ''}"
-    path = f"contraction, bf16 matrix tiles {size}, blocks of {TERMS} terms in order, {copied}"
+    how = f"bf16 matrix tiles {size}, blocks of {TERMS}" if unit is MatrixUnit.TILES else f"bf16 dots, tile {size}, pairs of"
+    path = f"contraction, {how} terms in order, {copied}"
     return (*nests, one_launch(body, path, cost, parallel))
+
+
+def on_matrix_unit(found: Contraction, unit: MatrixUnit) -> bool:
+    """Tell whether ``found`` runs on ``unit``."""
+    return multiplies_bf16(found) and not isinstance(matrix_plan(found, unit), str)
 
 
 def multiplies_bf16(found: Contraction) -> bool:
@@ -120,8 +133,8 @@ def _narrow(operand: Expr) -> Expr | None:
     return None
 
 
-def matrix_plan(found: Contraction, most_scratch: int) -> MatrixPlan | str:
-    """Return how ``found`` runs on matrix tiles, or in a few words why it does not."""
+def matrix_plan(found: Contraction, unit: MatrixUnit) -> MatrixPlan | str:
+    """Return how ``found`` runs on ``unit``, or in a few words why it does not."""
     if not multiplies_bf16(found):
         return "not both operands are bf16"
     block, terms = found.block, found.block.reduce[-1]
@@ -132,13 +145,15 @@ def matrix_plan(found: Contraction, most_scratch: int) -> MatrixPlan | str:
     roles = _roles(found)
     if roles is None:
         return f"fewer than {SIDE} rows or columns"
+    if unit is MatrixUnit.DOTS and roles.column.bound < _DOTS_THAT_REPAY * -(-roles.column.bound // COLUMNS) * COLUMNS:
+        return f"{roles.column.bound} columns leave too much of panels of {COLUMNS} empty"
     copies = [panels_of_pairs(block, roles.columns, terms, roles.column)]
     panels = reading(block, copies[0].buffer, roles.columns, (terms, roles.column))
     rows = roles.rows
     if not _lies_in_rows(roles, terms):
         copies.append(rows_of_terms(block, roles.rows, terms, roles.row))
         rows = reading(block, copies[1].buffer, roles.rows, (roles.row, terms))
-    if any(copy.buffer.nbytes > most_scratch for copy in copies):
+    if any(copy.buffer.nbytes > _MOST_COPIED for copy in copies):
         return "operands too large to be copied"
     (item,) = block.accumulators
     update = Fma(Cast(rows, f32), Cast(panels, f32), Var(item.symbol))
@@ -187,7 +202,25 @@ def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
 def matrix_multiply(
     work: Accumulation, bounds: Mapping[Symbol, int], fill: Sequence[Stmt], init: Expr | None
 ) -> tuple[Stmt, ...] | None:
-    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with a tile in place of the innermost one."""
+    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with an AMX tile in place of the innermost one."""
+    return _called(MATRIX_TILES, _on_tiles, work, bounds, fill, init)
+
+
+def dot_multiply(
+    work: Accumulation, bounds: Mapping[Symbol, int], fill: Sequence[Stmt], init: Expr | None
+) -> tuple[Stmt, ...] | None:
+    """Return what :func:`matrix_multiply` returns, with a tile by dots."""
+    return _called(DOT_TILES, _by_dots, work, bounds, fill, init)
+
+
+def _called(
+    names: tuple[str, str],
+    meaning_of: Callable[[Accumulation, BlockIterator], tuple[Stmt, ...]],
+    work: Accumulation,
+    bounds: Mapping[Symbol, int],
+    fill: Sequence[Stmt],
+    init: Expr | None,
+) -> tuple[Stmt, ...] | None:
     update, terms = work.update, work.reduce[-1]
     if not isinstance(update, Fma) or not isinstance(update.a, Cast) or not isinstance(update.b, Cast):
         return None
@@ -202,9 +235,9 @@ def matrix_multiply(
     from_zero = not outer and isinstance(init, Const) and repr(float(init.value)) == "0.0"
     start = {work.column: index(0), terms.symbol: index(0)}
     panel = flat_index(columns.buffer, tuple(substitute(part, start) for part in columns.indices), bounds)
-    meaning = _meaning(work, terms)
+    meaning = meaning_of(work, terms)
     tile = Tile(
-        MATRIX_MULTIPLY if from_zero else MATRIX_MULTIPLY_ADD,
+        names[0] if from_zero else names[1],
         work.states.shape[-2],
         work.states.shape[-1],
         terms.bound,
@@ -222,8 +255,19 @@ def matrix_multiply(
     return (tile,) if from_zero else (*fill, *nest(outer, (tile,), {}))
 
 
-def _meaning(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
-    """The loops that say what a tile computes, in its order of sums."""
+def _by_dots(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
+    """The loops that say what a tile by dots computes, in its order of sums."""
+    shape, pair = work.states.shape[-2:], index_symbol("i_pair")
+    added: list[Stmt] = []
+    for at in (1, 0):
+        term = add(multiply(Var(pair), 2), at)
+        step = _every(shape, partial(_add_product, work, terms, work.states, work.place, term))
+        added.append(If(Apply("lt", (term, index(terms.bound)), i64), step) if at and terms.bound % 2 else step[0])
+    return (loop(pair, -(-terms.bound // 2), added),)
+
+
+def _on_tiles(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
+    """The loops that say what an AMX tile computes, in its order of sums."""
     shape = work.states.shape[-2:]
     parts = [Buffer(hint, f32, shape, "register") for hint in ("even", "odd")]
     block, half = index_symbol("i_block"), index_symbol("i_half")
@@ -231,7 +275,7 @@ def _meaning(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
     added: list[Stmt] = []
     for at, part in enumerate(parts):
         term = add(add(multiply(Var(block), TERMS), multiply(Var(half), 2)), at)
-        step = _every(shape, partial(_add_product, work, terms, part, term))
+        step = _every(shape, partial(_add_product, work, terms, part, (), term))
         inside = Apply("lt", (term, index(terms.bound)), i64)
         added.append(If(inside, step) if terms.bound % TERMS else step[0])
 
@@ -245,11 +289,11 @@ def _meaning(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:
 
 
 def _add_product(
-    work: Accumulation, terms: BlockIterator, part: Buffer, term: Expr, cell: tuple[Expr, ...]
+    work: Accumulation, terms: BlockIterator, sums: Buffer, place: tuple[Expr, ...], term: Expr, cell: tuple[Expr, ...]
 ) -> tuple[Stmt, ...]:
     assert isinstance(work.update, Fma)
-    at = {work.row: cell[0], work.column: cell[1], terms.symbol: term}
-    return (Store(part, cell, Fma(substitute(work.update.a, at), substitute(work.update.b, at), Load(part, cell))),)
+    at, whole = {work.row: cell[0], work.column: cell[1], terms.symbol: term}, (*place, *cell)
+    return (Store(sums, whole, Fma(substitute(work.update.a, at), substitute(work.update.b, at), Load(sums, whole))),)
 
 
 def _every(shape: tuple[int, ...], body: _Body) -> tuple[Stmt, ...]:

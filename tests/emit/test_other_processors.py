@@ -53,6 +53,7 @@ def code(comp: st.Comp, target: str) -> tuple[CpuCode, list[Node]]:
         ("aarch64", "aarch64-linux-gnu", ()),
         ("x86-64-v3", "x86_64-linux-gnu", ("-march=x86_64_v3",)),
         ("avx512", "x86_64-linux-gnu", ("-march=x86_64_v4",)),
+        ("avx512+bf16", "x86_64-linux-gnu", ("-march=znver4",)),
         ("avx512+amx", "x86_64-linux-gnu", ("-march=sapphirerapids",)),
     ],
 )
@@ -63,6 +64,7 @@ def test_every_targets_text_compiles(target: str, triple: str, flags: tuple[str,
     made = aarch64.compiled(text, tmp_path, *flags, target=triple)
     assert made.stat().st_size > 0
     assert ("st_tile_multiply_bf16" in text) == (target == "avx512+amx" and prec == "bf16")
+    assert ("st_dot_bf16" in text) == (target == "avx512+bf16" and prec == "bf16")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="needs the package unicorn")

