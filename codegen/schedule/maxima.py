@@ -96,7 +96,7 @@ def _maximum(block: Block, machine: Machine) -> _Maximum | None:
     (cell,) = cells
     buffer, walked = cell.buffer, tuple(Var(given.symbol) for given in block.reduce)
     whole = cell.indices == walked and buffer.shape == tuple(constant(given.extent) for given in block.reduce)
-    if not whole or buffer.type is not f32 or buffer.size < machine.split_points:
+    if not whole or buffer.type is not f32 or buffer.size < machine.noted_cells:
         return None
     elsewhere = _with_cell(value, cell, Var(item.symbol))
     if any(given.symbol in symbols_of(elsewhere) for given in block.reduce):

@@ -36,17 +36,17 @@ def product() -> ir.Block:
     return contraction(A, B, G, (ROWS, COLUMNS, TERMS), "TN")
 
 
-def flag() -> ir.Block:
-    """flag = max(flag, nonfinite(g * scale)) over all cells."""
-    i, k = axis("i", ROWS, "reduce"), axis("k", COLUMNS, "reduce")
+def flag(of: ir.Buffer = G) -> ir.Block:
+    """flag = max(flag, nonfinite(g * scale)) over all cells of g."""
+    i, k = (axis(name, extent, "reduce") for name, extent in zip("ik", of.shape, strict=True))
     acc, least = ir.Symbol("acc", f32), ir.Const(float("-inf"), f32)
-    value = apply("nonfinite", apply("mul", load(G, i, k), ir.Load(SCALE, CELL)))
+    value = apply("nonfinite", apply("mul", load(of, i, k), ir.Load(SCALE, CELL)))
     item = ir.Accumulator(acc, ir.Load(FLAG, CELL), apply("maximum", ir.Var(acc), value), "max", least)
     return ir.Block("flag", (i, k), (ir.Store(FLAG, CELL, ir.Var(acc)),), (item,))
 
 
-def readers_of_all_cells(scheduled: ir.Module) -> list[str]:
-    return [kernel.name for kernel in scheduled.kernels if G in buffers_read(kernel.body)]
+def readers_of_all_cells(scheduled: ir.Module, of: ir.Buffer = G) -> list[str]:
+    return [kernel.name for kernel in scheduled.kernels if of in buffers_read(kernel.body)]
 
 
 @pytest.mark.parametrize("bad", [None, (0, 0), (ROWS - 1, COLUMNS - 1), (17, 130)])
@@ -67,6 +67,18 @@ def test_the_kernel_that_writes_takes_the_maximum(bad: tuple[int, int] | None, b
         got = run_c(scheduled, arrays, threads=threads)
         assert same_bits(got[FLAG], expected[FLAG])
         np.testing.assert_allclose(got[G], expected[G], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(80, 0), (30, 1)])
+def test_so_few_cells_that_a_pass_costs_nothing_are_passed_over(rows: int, passes: int) -> None:
+    a, b, g = ir.Buffer("a", f32, (64, rows)), ir.Buffer("b", f32, (64, 64)), ir.Buffer("g", f32, (rows, 64))
+    whole = module(contraction(a, b, g, (rows, 64, 64), "TN"), flag(g))
+    scheduled = schedule(whole, detect(), Numerics(), slabs=True)
+    assert len(readers_of_all_cells(scheduled, g)) == passes
+    arrays = {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)}
+    arrays[FLAG] = np.zeros(1, np.float32)
+    arrays[a][3, rows - 1] = arrays[b][3, 63] = 1e30
+    assert run_reference(whole, arrays)[FLAG][0] == run_c(scheduled, arrays, threads=2)[FLAG][0] == np.inf
 
 
 def test_what_else_is_read_must_not_change_in_between() -> None:
