@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from stagedtensor.dlpack import narrow_from_dlpack
 from stagedtensor.errors import PrecisionError
 from stagedtensor.precision import Prec, bf16, bool_, f16, f32, f64, i64, precision, u4x32, u64
 from stagedtensor.source import user_source
@@ -181,16 +182,21 @@ def _object_numbers(array: Array) -> Array:
 def _foreign_array(data: object) -> Array:
     """Read an object of another library through the protocols it offers."""
     copy_to_host = getattr(data, "get", None) or getattr(data, "cpu", None)
-    if hasattr(data, "__cuda_array_interface__") and callable(copy_to_host):
+    if hasattr(type(data), "__cuda_array_interface__") and callable(copy_to_host):
         data = copy_to_host()
-    readers: tuple[tuple[str, Callable[[Any], Any]], ...] = (("__array__", np.asarray), ("__dlpack__", np.from_dlpack))
+    readers: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("__array__", np.asarray),
+        ("__dlpack__", np.from_dlpack),
+        ("__dlpack__", narrow_from_dlpack),
+    )
     failure: Exception | None = None
     for protocol, read in readers:
         if hasattr(data, protocol):
             try:
                 return np.asarray(read(data))
             except (TypeError, ValueError, RuntimeError, BufferError, AttributeError) as error:
-                failure = error  # the other library's refusal, quoted below if no protocol works
+                # quoted below if no protocol works; its frames would keep the other library's memory
+                failure = error.with_traceback(None)
     what = f"numbers, nested lists or an array, got {type(data).__name__}"
     reason = f"\n  its own conversion failed: {failure}" if failure else ""
     raise PrecisionError(f"expected {what}\n  {user_source().quoted()}{reason}") from failure
