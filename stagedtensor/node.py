@@ -2,7 +2,8 @@
 
 A tensor has a value node and perhaps a gradient node. A node knows its role, where it was written, the rows declared
 for it, what was asked of its precision and placement, the record of the op that computes it and the ops that read it.
-Solved facts (shape, precision) live in solutions, except ``settled``, which a successful compile freezes.
+Solved facts (shape, precision) live in solutions, except ``settled``, which a successful compile freezes. The last solution
+is kept until something is built or said that it depends on.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "composite", "consumers", "data", "declared", "default_prec", "encoded", "flush_subnormal", "gradient",
+        "__weakref__", "answers", "composite", "consumers", "data", "declared", "default_prec", "encoded", "flush_subnormal", "gradient",
         "init", "label", "literal", "number", "observable", "owner", "placement", "record", "region", "role",
         "saturate",
         "session", "settled", "settled_shape", "source", "specified", "state_kind", "states", "tags", "tensor", "top_down",
@@ -153,6 +154,8 @@ class Node:
         """The outermost composite whose interior this node is in."""
         self.tensor: Any = None
         """The canonical tensor over this node, so that ``loss.params`` gives back the user's own objects."""
+        self.answers: dict[str, Any] = {}
+        """For the oldest node of a component: what its solvers found last, by solver, with all that they looked at."""
         self.tags: frozenset[str] = frozenset()
         """Names of the composites (innermost and outer) that built it, for ``keep_f32`` and ``op_kind``."""
 

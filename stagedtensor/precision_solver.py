@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .errors import InternalError, PrecisionError
-from .node import Node, Role, Settled
+from .node import Node, Role, Settled, Specified
 from .numerics import Numerics, compute_prec
 from .op_table import OPS
 from .precision import Prec, Requirement, bf16, bool_, f32, f64, i32, join, join_requirement, u4x32, u8
@@ -95,17 +95,24 @@ class PrecisionSolution:
 
 
 def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> PrecisionSolution:
-    """Solve the connected component of ``nodes``; nothing is stored on them.
+    """Solve the connected component of ``nodes``; nothing is settled on them. The last solution is kept while it holds.
 
     Raises PrecisionError where formats cannot be joined, an index or counter operand has the wrong kind, or a true
     condition contradicts a specification. With ``debug`` a second run must change nothing.
     """
     graph = component(nodes)
+    updates = _updates(graph)
+    ordered = sorted(graph, key=lambda node: node.number)
+    known = ordered[0].answers if ordered else {}
+    facts = (ordered, [_said(node) for node in ordered], updates)
+    if (last := known.get("precisions")) is not None and last[0] == facts and not debug:
+        solution: PrecisionSolution = last[1]
+        return solution
     derivations = {node: derive(node) for node in graph}
     overrides: dict[Node, _Override] = {}
     late: dict[Node, list[Declined]] = {}
     sweep = _Sweep(derivations, overrides)
-    for update in _updates(graph):
+    for update in updates:
         fresh = _hold(update, sweep.run(), late)
         if fresh:
             overrides = {**overrides, **fresh}
@@ -119,7 +126,15 @@ def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> Precision
         sweep.check_fixpoint()
     declined = {node: (*sweep.declined.get(node, ()), *late.get(node, ())) for node in {**sweep.declined, **late}}
     saturated = frozenset(node for node, override in overrides.items() if override.update.saturate)
-    return PrecisionSolution(reasons, declined, saturated)
+    solution = PrecisionSolution(reasons, declined, saturated)
+    if all(update.is_policy for update in updates):  # what a user's condition says may depend on anything
+        known["precisions"] = (facts, solution)
+    return solution
+
+
+def _said(node: Node) -> tuple[Specified | Settled | bool | None, ...]:
+    """What may be said of a node's precision after it was built."""
+    return node.specified, node.settled, node.saturate
 
 
 def settle(solution: PrecisionSolution, nodes: Iterable[Node], routine: str) -> None:

@@ -225,7 +225,7 @@ def as_computation(comp: Comp | HasNode | Iterable[HasNode]) -> tuple[Comp, tupl
 
 
 def shapes_and_precisions(nodes: Iterable[Node]) -> tuple[ShapeSolution, PrecisionSolution]:
-    """Solve the connected component of ``nodes``; nothing is stored on them."""
+    """Solve the connected component of ``nodes``; nothing is settled on them."""
     wanted = tuple(nodes)
     return solve_shapes(wanted), solve_precisions(wanted)
 
