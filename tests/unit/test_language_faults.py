@@ -134,9 +134,9 @@ def test_a_missing_gradient() -> None:
 
 def test_what_python_does_wrong() -> None:
     nets = st.language.load(EXAMPLE)
-    with pytest.raises(LanguageError, match=r"'mlp' lacks ~out(?s:.*)test_language_models\.py"):
+    with pytest.raises(LanguageError, match=r"'mlp' lacks ~out(?s:.*)test_language_faults\.py"):
         nets.mlp(hid=3)()
-    with pytest.raises(LanguageError, match=r"'mlp' has no argument ~depth(?s:.*)test_language_models\.py"):
+    with pytest.raises(LanguageError, match=r"'mlp' has no argument ~depth(?s:.*)test_language_faults\.py"):
         nets.mlp(hid=3, depth=4)
     with pytest.raises(LanguageError, match="configuration by label"):
         nets.mlp(64, 10)
@@ -169,6 +169,6 @@ def test_what_is_no_tensor_is_named_at_its_place(text: str, message: str) -> Non
 def test_a_second_stage_is_refused() -> None:
     layer = st.language.parse("let dense ~n () x = { w; o = [n] } * x").dense(n=3)()
     with pytest.raises(
-        LanguageError, match=r"'dense' is called with nothing, and has no \(\) left\n.*test_language_models"
+        LanguageError, match=r"'dense' is called with nothing, and has no \(\) left\n.*test_language_faults"
     ):
         layer()
