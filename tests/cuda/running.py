@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +13,12 @@ import numpy as np
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.emit.cuda import CudaSource, emit_cuda
 from stagedtensor.codegen.schedule.cuda import schedule_cuda
+from stagedtensor.errors import CompileError
 from stagedtensor.numerics import Numerics
 from stagedtensor.runtime import emulated
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
+from stagedtensor.runtime.nvrtc import compile_cuda
+from stagedtensor.runtime.thread_pool import available_cpus
 from tests.run.blocks import Array, cache
 
 Edit = Callable[[str], str]
@@ -28,6 +33,22 @@ def _recorded(emitted: CudaSource) -> str:
 
 
 emulated.host_source = _recorded
+
+
+def complaints(sources: Iterable[str], archs: Iterable[str]) -> list[str]:
+    """Compile each source for each architecture; return errors, warnings and spills."""
+
+    def of(job: tuple[str, str]) -> list[str]:
+        try:
+            binary = compile_cuda(*job)
+        except CompileError as error:
+            return [f"{job[1]}: {error}"]
+        spills = [item for item in binary.resources if item.spill_bytes]
+        return [f"{job[1]}: {item}" for item in (*binary.warnings, *spills)]
+
+    with ThreadPoolExecutor(available_cpus()) as pool:  # the compiler does not hold the interpreter's lock
+        found = pool.map(of, itertools.product(list(sources), list(archs)))
+        return list(itertools.chain.from_iterable(found))
 
 
 def emitted(whole: ir.Module, numerics: Numerics | None = None) -> CudaSource:

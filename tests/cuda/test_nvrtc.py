@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import stagedtensor as st
+from stagedtensor.benchmarks.ours import model
+from stagedtensor.benchmarks.workloads import WORKLOADS, Gpt
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.prelude import known_names
 from stagedtensor.codegen.prelude.cuda import cuda_functions, cuda_names
 from stagedtensor.errors import CompileError, ContextError
 from stagedtensor.precision import f32
+from stagedtensor.runtime.inspection import generated
 from stagedtensor.runtime.nvrtc import KernelResources, compile_cuda
-from tests.cuda.running import emitted
+from tests.cuda.running import complaints, emitted
 from tests.run.blocks import axis, contraction, load, module, store
 
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
@@ -32,6 +36,39 @@ def test_contraction_compiles_for_each_family(arch: str) -> None:
     assert resources.spill_bytes == 0
     assert resources.shared_bytes == source.kernels[0].shared_bytes
     assert 0.2 < resources.occupancy(256, arch) <= 1
+
+
+@needs_nvrtc
+def test_warnings_spills_and_too_much_shared_memory_are_complained_of() -> None:
+    """What every source of the tests is held to."""
+    opening = 'extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float *x) {'
+    sums = "\n".join(f"float v{at} = x[{at}];" for at in range(64))
+    uses = "\n".join(f"x[{at}] = v{at} * v{(7 * at + 3) % 64};" for at in range(64))
+    sources = {
+        "fine": f"{opening} x[threadIdx.x] = 1.0f; }}",
+        "warning": f"{opening} int unused; x[threadIdx.x] = 1.0f; }}",
+        "spill": f"{opening} {sums} __syncthreads(); {uses} }}",
+        "too much shared data": f"{opening} __shared__ float s[13000]; s[threadIdx.x] = 1.0f; __syncthreads(); x[threadIdx.x] = s[threadIdx.x ^ 1]; }}",
+    }
+    for word, source in sources.items():
+        found = complaints([source], ["sm_80", "sm_90"])
+        assert {line[:5] for line in found} == (set() if word == "fine" else {"sm_80", "sm_90"}), (word, found)
+        assert word == "fine" or any(word in line for line in found), found
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("prec", ["f32", "bf16"])
+def test_a_step_of_a_transformer_spills_nothing(prec: str) -> None:
+    """Kernels of real extents: those of the other tests are small."""
+    workload = WORKLOADS["gpt2_mini"]
+    assert isinstance(workload, Gpt)
+    workload = replace(workload, layers=1)
+    with st.Session():
+        *_, loss = model(workload, prec)
+        step = st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1, momentum=0.9))
+        source = generated(step, "cuda").source
+    assert complaints([source], ["sm_90"]) == []
 
 
 @needs_nvrtc

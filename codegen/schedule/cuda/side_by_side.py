@@ -37,6 +37,8 @@ _POINTERS = 400
 _SMALL_BYTES = 8 << 20
 _SMALL_FLOPS = 1 << 28
 """Work of a few microseconds, which may run in a launch that is shaped for something else."""
+_FEW_THREADS = 96 * 1024
+"""Threads of a launch that a large device holds all at once, with 64 registers each."""
 
 
 def parts_of(kernel: Proc) -> tuple[Proc, ...]:
@@ -154,12 +156,14 @@ class _Group:
         procs = [item.proc for item in self.members]
         launches = [proc_launch(part) for part in parts]
         warps = self.threads // WARP
+        blocks = sum(-(-item.blocks // warps) if item.is_warp else item.blocks for item in launches)
         launch = Launch(
-            sum(-(-item.blocks // warps) if item.is_warp else item.blocks for item in launches),
+            blocks,
             self.threads,
             {},
             cooperative=any(item.cooperative for item in launches),
-            resident=max(item.resident for item in launches),
+            # the compiler does not know how few blocks there are: left to itself, it spills registers to hold more of them
+            resident=max(item.resident for item in launches) or int(blocks * self.threads <= _FEW_THREADS),
             offsets={buffer: start for item in launches for buffer, start in item.offsets.items()},
         )
         return Proc(
