@@ -43,7 +43,7 @@ def schedule(
     """
     constants = machine(target, choices)
     joins = slabs
-    slabs = slabs and (choices.slabs or constants.matrix_unit is not None)  # there, slabs are sums in another order
+    slabs = slabs and (choices.slabs or constants.matrix_unit is MatrixUnit.TILES)  # there, slabs are sums in another order
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
@@ -51,7 +51,8 @@ def schedule(
     copies = WideCopies()
     for part in parts:
         if isinstance(part, Group):
-            whole = together(part, replace(constants, matrix_unit=None))  # slabs are f32
+            on_tiles = constants.matrix_unit is MatrixUnit.TILES
+            whole = together(part, replace(constants, matrix_unit=None) if on_tiles else constants)  # there, slabs are f32
             if whole is not None:
                 kernels.append(whole)
                 local.update(part.slabs)

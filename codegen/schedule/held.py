@@ -48,7 +48,8 @@ def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = froze
     for kernel in module.kernels:
         candidates.difference_update(_read_as_they_are(kernel))
         if machine.matrix_unit is not None:
-            candidates.difference_update(_multiplied_narrow(kernel, machine.matrix_unit, local))
+            wide_slabs = local if machine.matrix_unit is MatrixUnit.TILES else frozenset[Buffer]()
+            candidates.difference_update(_multiplied_narrow(kernel, machine.matrix_unit, wide_slabs))
     if not candidates:
         return module
     wide = {buffer: replace(buffer, type=f32) for buffer in candidates}
@@ -88,10 +89,10 @@ def _read_as_they_are(kernel: Proc) -> Iterator[Buffer]:
             yield from _bare(expr)
 
 
-def _multiplied_narrow(kernel: Proc, unit: MatrixUnit, local: frozenset[Buffer]) -> Iterator[Buffer]:
-    """Yield the operands of contractions that ``unit`` computes: not those among ``local`` slabs, which are f32."""
+def _multiplied_narrow(kernel: Proc, unit: MatrixUnit, wide_slabs: frozenset[Buffer]) -> Iterator[Buffer]:
+    """Yield the operands of contractions that ``unit`` computes: none of those on ``wide_slabs``, which are f32."""
     for stmt in kernel.body:
-        if not isinstance(stmt, Block) or not is_contraction(stmt) or local.intersection((*buffers_read(stmt), *buffers_written(stmt))):
+        if not isinstance(stmt, Block) or not is_contraction(stmt) or wide_slabs.intersection((*buffers_read(stmt), *buffers_written(stmt))):
             continue
         found = contraction(collapse(stmt))
         if found is not None and on_matrix_unit(found, unit):

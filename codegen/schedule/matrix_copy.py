@@ -122,7 +122,7 @@ def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: B
     panels, halves = -(-column.bound // COLUMNS), -(-terms.bound // 2)
     iterators = (*axes, _fixed(panel, panels), _fixed(half, halves), _fixed(within, COLUMNS))
     filling = Block(buffer.name, iterators, tuple(stores), origins=block.origins, composite=block.composite)
-    if not _lies_along(operand, terms, column) or terms.bound % 2:
+    if not _lies_along(operand, terms, column) or terms.bound % 2 or terms.bound < TERMS:
         return Copied(buffer, filling)
 
     def fill(square: Buffer, strip: Expr, first: Expr) -> Stmt:
@@ -143,7 +143,7 @@ def rows_of_terms(block: Block, operand: Expr, terms: BlockIterator, row: BlockI
     filling = Block(
         buffer.name, every, (Store(buffer, here, substitute(operand, fresh)),), origins=block.origins, composite=block.composite
     )
-    if not _lies_along(operand, row, terms) or row.bound % SIDE or terms.bound % 2:
+    if not _lies_along(operand, row, terms) or row.bound % SIDE or terms.bound % 2 or terms.bound < TERMS:
         return Copied(buffer, filling)
 
     def fill(square: Buffer, strip: Expr, first: Expr) -> Stmt:

@@ -62,6 +62,8 @@ DOT_TILES = ("dot_multiply", "dot_multiply_add")
 """Names of the tiles by dots, with the same arguments."""
 
 _MOST_COPIED = 1 << 28
+_LEAST_PAIRED = TERMS // 2
+"""Terms from which dots repay the copies: no fewer than the rows of a tile of a slab, over which sums may run."""
 _DOTS_THAT_REPAY = 0.7  # the share of a panel that is no padding: a dot does the work of two multiply-adds
 
 _Body: TypeAlias = Callable[[tuple[Expr, ...]], tuple[Stmt, ...]]
@@ -140,8 +142,9 @@ def matrix_plan(found: Contraction, unit: MatrixUnit) -> MatrixPlan | str:
     block, terms = found.block, found.block.reduce[-1]
     if block.guard is not None or any(constant(one.extent) is None for one in block.iterators):
         return "its loops have no fixed bounds"
-    if terms.bound < TERMS:
-        return f"fewer than {TERMS} terms in a row"
+    least = TERMS if unit is MatrixUnit.TILES else _LEAST_PAIRED
+    if terms.bound < least:
+        return f"fewer than {least} terms in a row"
     roles = _roles(found)
     if roles is None:
         return f"fewer than {SIDE} rows or columns"

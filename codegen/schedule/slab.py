@@ -277,10 +277,11 @@ def _divided(kernels: Sequence[Proc], outer: Sequence[Outer], slabs: Sequence[Bu
 def _tile(rows: int, inner: int) -> int:
     """How many of ``rows`` rows, ``inner`` bytes in all, make a tile: a number that divides them where one is large enough.
 
-    Else one that leaves enough rows over for the templates that suit a tile; 0 where there is none.
+    Else one that leaves enough rows over for the templates that suit a tile; 0 where there is none. Even, unless it is all rows:
+    units for matrices take the terms of sums in pairs.
     """
     most = min(rows, max(LEAST_ROWS, min(MOST_ROWS, TILE_BYTES * rows // inner)))
-    counts = range(most, min(LEAST_ROWS, most) - 1, -1)
+    counts = [count for count in range(most, min(LEAST_ROWS, most) - 1, -1) if count % 2 == 0 or count == rows]
     dividing = (count for count in counts if rows % count == 0 and 2 * count >= most)
     leaving = (count for count in counts if rows % count >= LEAST_ROWS)
     return next(dividing, next(leaving, 0))

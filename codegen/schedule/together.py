@@ -6,7 +6,8 @@ In: a :class:`~stagedtensor.codegen.schedule.slab.Group`. Out: one kernel::
         slab[q][k]                          one worker's
         the nest of each block, in order, as it would be by itself: same tiles, same order of sums, so same bits
 
-Panels of packed operands are local too. Narrow operands of contractions are widened into local copies, a point at a time.
+Panels of packed operands are local too. Narrow operands of contractions are widened into local copies, a point at a time, unless
+a unit for matrices reads them as they are.
 Where slabs are tiles of rows, a loop over the tiles stands inside the point. What is the same for all tiles (panels, wide
 copies) is made in front of it; sums over the rows lie in local memory, take the terms of one tile after the other, in order,
 and are stored behind it.
@@ -52,10 +53,11 @@ from stagedtensor.codegen.rewrite import (
     substitute,
     walk_stmts,
 )
-from stagedtensor.codegen.schedule.analysis import cost_of, points, prune, without_trivial_loops
+from stagedtensor.codegen.schedule.analysis import contraction, cost_of, points, prune, without_trivial_loops
 from stagedtensor.codegen.schedule.choose import plan_block
 from stagedtensor.codegen.schedule.machine import Machine
-from stagedtensor.codegen.schedule.nest import fresh, index_symbol, loop, rename
+from stagedtensor.codegen.schedule.matrix_tile import on_matrix_unit
+from stagedtensor.codegen.schedule.nest import collapse, fresh, index_symbol, loop, rename
 from stagedtensor.codegen.schedule.nests import Nest
 from stagedtensor.codegen.schedule.slab import Group
 from stagedtensor.codegen.schedule.widened import narrow_load, with_cell
@@ -239,11 +241,16 @@ class _Together:
     def _with_wide_operands(self, block: Block) -> tuple[list[Block], Block]:
         """The blocks that widen narrow operands of a contraction, and the contraction of the wide ones."""
         widening: list[Block] = []
-        if is_contraction(block):
+        if is_contraction(block) and not self._on_unit(block):
             widened = partial(self._widened, widening)
             states = tuple(replace(item, update=map_expr(item.update, widened)) for item in block.accumulators)
             block = replace(block, accumulators=states)
         return widening, block
+
+    def _on_unit(self, block: Block) -> bool:
+        """Whether the machine multiplies the operands as they are."""
+        found, unit = contraction(collapse(block)), self.machine.matrix_unit
+        return found is not None and unit is not None and on_matrix_unit(found, unit)
 
     def _widened(self, widening: list[Block], expr: Expr) -> Expr:
         load = narrow_load(expr)
@@ -295,10 +302,11 @@ def _keeps_order(group: Group, place: int, nests: Plan, machine: Machine) -> boo
         return True
     alone = _order(plan_block(block, machine))
     goes_on = bool(group.tile) and group.rows[place].kind == "reduce"
-    return _order(nests) == alone and (not goes_on or alone == _IN_ORDER)
+    return _order(nests) == alone and (not goes_on or alone in _GOING_ON)
 
 
-_IN_ORDER = ("reduction in order",)
+_GOING_ON = (("reduction in order",), ("pairs of terms in order",))
+"""Orders in which a sum goes on from one tile of rows to the next: tiles are even, so that no pair is parted."""
 
 
 def _order(nests: Sequence[Nest]) -> tuple[str, ...]:

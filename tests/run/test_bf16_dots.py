@@ -16,12 +16,14 @@ import pytest
 import stagedtensor as st
 from stagedtensor.codegen import interpret
 from stagedtensor.codegen.pipeline import generate
+from stagedtensor.codegen.schedule import slab
 from stagedtensor.program import as_computation, solve_program
 from stagedtensor.runtime import cpu, linking
 from stagedtensor.runtime.compiler import compile_shared, find_compiler
 from stagedtensor.runtime.target import TARGETS, detect
 from tests.numerics import test_accumulators as accumulators
-from tests.numerics.running import Array, Program, Setting, run
+from tests.numerics.running import Array, Program, Setting, assert_same_bits, run
+from tests.numerics.test_slabs import attention
 from tests.run.test_matrix_tiles import flushed, narrow, path, product, training
 
 DOTS = "avx512+bf16"
@@ -97,7 +99,7 @@ def test_threads_change_no_bit() -> None:
     ("rows", "columns", "terms", "reason"),
     [
         (8, 64, 64, "fewer than 16 rows or columns"),
-        (64, 64, 20, "fewer than 32 terms in a row"),
+        (64, 64, 12, "fewer than 16 terms in a row"),
         (64, 40, 64, "40 columns leave too much of panels of 32 empty"),
     ],
 )
@@ -171,6 +173,42 @@ def test_a_training_step_runs_by_dots_and_agrees_with_widened_operands() -> None
     for fusion in (True, False):
         for one, other in zip(run(training, Setting(target=DOTS, fusion=fusion, threads=3)), dots, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [0, 16])
+def test_slabs_run_by_dots_and_have_the_bits_of_stored_matrices(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole matrices of one head, and tiles of rows, over which sums go on."""
+    monkeypatch.setattr(cpu, "generator_version", lambda: None)
+    monkeypatch.setattr(slab, "LEAST_BYTES", 1024)
+    if rows:
+        monkeypatch.setattr(slab, "MOST_WHOLE", 0)
+        monkeypatch.setattr(slab, "MOST_ROWS", rows)
+    seen: list[st.Routine] = []
+
+    def build() -> Program:
+        made = attention("bf16", 64, 64, 30, causal=True)
+        made.inspect = seen.append
+        return made
+
+    together = run(build, Setting(target=DOTS))
+    monkeypatch.setattr(slab, "LEAST_BYTES", 1 << 60)
+    for found, expected in zip(together, run(build, Setting(target=DOTS)), strict=True):
+        assert_same_bits(found, expected, "slabs")
+    paths = [kernel.path for kernel in seen[0].kernels if "slabs" in kernel.path]
+    assert paths
+    assert all("bf16 dots" in path and "register tile" not in path for path in paths)
+    assert any(f"slabs of {rows} rows" in path for path in paths) == bool(rows)
+
+
+def test_long_sequences_store_no_scores() -> None:
+    with st.Session(), st.Context("cpu", target=DOTS, threads=2) as ctx:
+        q, k, v = (
+            st.placeholder(name, batch=[1, 4096], output=[4, 32], prec="bf16", requires_grad=True) for name in "qkv"
+        )
+        loss = st.mean(st.cast(st.attention(q, k, v, causal=True), "f32"))
+        routine = ctx.compile(st.grad_update(loss))
+    assert routine.executable.arena_bytes < 4096 * 4096
+    assert any("slabs of" in kernel.path and "bf16 dots" in kernel.path for kernel in routine.kernels)
 
 
 @pytest.mark.parametrize(("spec", "terms"), [("ik; kj => ij", 35), ("ki; jk => ij", 64)])
