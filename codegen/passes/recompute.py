@@ -8,8 +8,11 @@ no longer are::
     h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; e.again = erfc(h); g = f(e.again)
 
 A copy reads what is alive at its place anyway, or small, or a copy itself; the expressions are the same, so are the bits. Worth
-it are pointwise values and products of two activations, never products with weights, up to a cost per byte. Matrices that need
-no memory where all their readers stand together (attention's probabilities) are computed again for readers that stand apart.
+it, up to a cost per byte, are pointwise values and products of two activations. Of products with weights, only wide sums of
+narrow operands are (what a narrow ``dense`` hands to its activation takes twice the bytes of its result), and only a few.
+Matrices that need no memory where all their readers stand together (attention's probabilities) are computed again for readers
+that stand apart. So that one sweep can serve a copy and the gradient that reads the same values, the product that the sweep
+waits for goes before the one that reads the copy.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.effects import block_of, distinct_names, domain, kernel_of, loads, with_kernels
-from stagedtensor.codegen.passes.dependence import covers, is_contraction, is_elementwise
+from stagedtensor.codegen.passes.dependence import conflict, covers, is_contraction, is_elementwise
 from stagedtensor.codegen.passes.place import Item, weigh
 from stagedtensor.codegen.pieces import replace
 from stagedtensor.codegen.rewrite import fresh_copy, substitute, symbols_of
@@ -39,6 +42,8 @@ MOST_WORK = 40
 _SLOW = 24
 _TILED = 8
 """Multiply-adds of a register tile in the time of one plain operation."""
+MOST_PRODUCTS = 1 / 16
+"""The part of all work in products that products with weights, computed again, may add."""
 _SMALL = 16
 """How many times smaller than the value an operand must be to be kept for it."""
 _DEEPEST = 4
@@ -56,11 +61,13 @@ def recompute(
     """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
 
     For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
-    of more than ``large`` bytes. ``needless`` tells matrices that need no memory where their readers stand together. Returns ``module`` itself where
-    nothing is worth it.
+    of more than ``large`` bytes. ``needless`` tells matrices that need no memory where their readers stand together. Returns
+    ``module`` itself where nothing is worth it.
     """
     work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], module.temporaries)
     before = work.look().peak
+    if before > least_peak:
+        work.order_products()
     apart = () if needless is None else tuple(filter(needless, module.temporaries))
     while (choice := work.apart(work.look(), apart)) is not None:
         work.apply(choice)
@@ -110,6 +117,9 @@ class _Work:
         """With their bytes."""
         self._costs: dict[ir.Buffer, int | None] = {}
         self._touches = [self._touched(item) for item in items]
+        products = sum(_work(item.block) for item in items if is_contraction(item.block))
+        self._allowed = int(products * MOST_PRODUCTS)
+        """Work that products with weights may still take."""
 
     def _touched(self, item: Item) -> tuple[ir.Buffer, ...]:
         return tuple(buffer for buffer in item.effects.read_set | item.effects.write_set if buffer in self.temporaries)
@@ -135,6 +145,25 @@ class _Work:
                 peak, at = alive, place
         return _State(touched, written, peak, at)
 
+    def order_products(self) -> None:
+        """Put first, of two products of one operand, the one whose result the next sweep reads.
+
+        Only where the sweep reads what the other product's operand is made of: a copy of that operand then joins it.
+        """
+        state = self.look()
+        for place in range(len(self.items) - 2):
+            first, second, sweep = self.items[place : place + 3]
+            if not (is_contraction(first.block) and is_contraction(second.block) and is_elementwise(sweep.block)):
+                continue
+            if not first.effects.read_set & second.effects.read_set or conflict(first.effects, second.effects):
+                continue
+            if conflict(first.effects, sweep.effects) or not second.effects.write_set & sweep.effects.read_set:
+                continue
+            makers = [self.items[at].effects for buffer in first.effects.reads for at in state.written.get(buffer, ())]
+            if any(maker.read_set & sweep.effects.read_set & self.temporaries.keys() for maker in makers):
+                self.items[place : place + 2] = second, first
+                self._touches[place : place + 2] = self._touches[place + 1], self._touches[place]
+
     def choice(self, state: _State, least_bytes: int, large: int) -> _Choice | None:
         """Return the cheapest way to have fewer bytes alive at the worst moment; more work for buffers over ``large``."""
         found: list[_Choice] = []
@@ -149,7 +178,8 @@ class _Work:
             if chain is None:
                 continue
             work = sum(chain.values())
-            if work <= (MOST_WORK if nbytes > large else LITTLE_WORK) * nbytes:
+            most = (MOST_WORK if nbytes > large else LITTLE_WORK) * nbytes
+            if work <= most and self._weights(chain) <= self._allowed:
                 found.append(_Choice(tuple(sorted(chain)), late, work, nbytes))
         return min(found, key=lambda choice: choice.rank, default=None)
 
@@ -168,7 +198,7 @@ class _Work:
             if late is None or chain is None or not any(self.items[place].block.accumulators for place in chain):
                 continue
             work, nbytes = sum(chain.values()), sum(self._matrix_bytes(place, matrix) for place in chain)
-            if work <= MOST_WORK * nbytes:
+            if work <= MOST_WORK * nbytes and not self._weights(chain):
                 found.append(_Choice(tuple(sorted(chain)), late, work, nbytes))
         return min(found, key=lambda choice: (choice.place, -choice.chain[-1]), default=None)
 
@@ -228,8 +258,14 @@ class _Work:
             chain |= more
         return chain
 
+    def _weights(self, chain: Iterable[int]) -> int:
+        """The work of the products with weights at these places."""
+        blocks = (self.items[place].block for place in chain)
+        return sum(_work(block) for block in blocks if is_contraction(block) and _has_weights(block))
+
     def apply(self, choice: _Choice) -> None:
         """Put in the copies and let the late readers read them."""
+        self._allowed -= self._weights(choice.chain)
         makers = [self.items[place].block for place in choice.chain]
         again = {maker.stores[0].buffer: _again(maker.stores[0].buffer) for maker in makers}
         self.temporaries.update({buffer: buffer.nbytes for buffer in again.values()})
@@ -259,7 +295,9 @@ def _repeatable(block: ir.Block, buffer: ir.Buffer) -> bool:
     """Whether a block computes ``buffer``, all of it and nothing else, from other buffers."""
     if len(block.stores) != 1 or not covers(block, buffer) or any(load.buffer is buffer for load in loads(block)):
         return False
-    return is_elementwise(block) or (is_contraction(block) and block.guard is None and _is_outer(block, buffer))
+    if is_elementwise(block):
+        return True
+    return is_contraction(block) and block.guard is None and (_is_outer(block, buffer) or _sums_wide(block, buffer))
 
 
 def _is_twin(block: ir.Block) -> bool:
@@ -269,14 +307,23 @@ def _is_twin(block: ir.Block) -> bool:
 
 
 def _is_outer(block: ir.Block, buffer: ir.Buffer) -> bool:
-    """Whether a product is one of two activations (both vary along a data axis in common), and no smaller than both."""
-    if buffer.nbytes < sum(operand.nbytes for operand in {load.buffer for load in loads(block)}):
-        return False
-    operands: list[set[ir.Symbol]] = []
-    for item in block.accumulators:
-        operands += [set(symbols_of(load)) for load in _loads_of(item.update)]
-    common = set.intersection(*operands) if operands else set()
-    return len(operands) >= 2 and any(item.bound > 1 and item.symbol in common for item in block.data)
+    """Whether a product is one of two activations, and no smaller than both."""
+    operands = {load.buffer for load in loads(block)}
+    return buffer.nbytes >= sum(operand.nbytes for operand in operands) and not _has_weights(block)
+
+
+def _has_weights(block: ir.Block) -> bool:
+    """Whether no data axis is one of all operands of a product: then it is not one of two activations."""
+    operands = [set(symbols_of(load)) for item in block.accumulators for load in _loads_of(item.update)]
+    common = set.intersection(*operands) if len(operands) >= 2 else set()
+    return not any(item.bound > 1 and item.symbol in common for item in block.data)
+
+
+def _sums_wide(block: ir.Block, buffer: ir.Buffer) -> bool:
+    """Whether a product of narrow operands is kept in a wide format, and larger than both."""
+    operands = {load.buffer for item in block.accumulators for load in _loads_of(item.update)}
+    narrow = all(operand.type.is_narrow for operand in operands)
+    return narrow and not buffer.type.is_narrow and buffer.nbytes > sum(operand.nbytes for operand in operands)
 
 
 def _loads_of(expr: ir.Expr) -> Sequence[ir.Load]:

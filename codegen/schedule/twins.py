@@ -5,15 +5,34 @@ In: a module of blocks. Out: the same values, bit for bit. A twin is a temporary
     twin[i, k] = bf16(w[i, k])                                ->     (gone)
     y[b, i] = sum over k: f32(twin[i, k]) * x[b, k]                  ... f32(bf16(w[i, k])) * x[b, k]
 
-A contraction that uses every value often copies the operand anyway, so rounding there costs one pass less over memory. A twin
-stays where a reader would round its cells many times, and where the master changes before its last reader.
+A contraction that uses every value often copies the operand anyway, so rounding there costs one pass less over memory. The
+same goes for a twin that is stored beside its master, where contractions alone read it and soon::
+
+    g[b, i] = v; twin[b, i] = bf16(v)                         ->     g[b, i] = v
+    dw[i, k] = sum over b: f32(twin[b, i]) * x[b, k]                 ... f32(bf16(g[b, i])) * x[b, k]
+
+A twin stays where a reader would round its cells many times, and where the master changes before its last reader.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stagedtensor.codegen.loop_ir import Block, Buffer, Cast, Expr, Load, Module, Origin, Proc, Stmt, Var, children
+from stagedtensor.codegen.loop_ir import (
+    Block,
+    Buffer,
+    Cast,
+    Expr,
+    Load,
+    Module,
+    Origin,
+    Proc,
+    Stmt,
+    Store,
+    Var,
+    children,
+)
 from stagedtensor.codegen.passes.place import Decision, Mode
 from stagedtensor.codegen.pieces import remembered
 from stagedtensor.codegen.rewrite import Rewriter, buffers_read, buffers_written
@@ -24,16 +43,18 @@ _USES_THAT_REPAY = 16
 """Uses of each value from which a contraction copies its operand."""
 _READS_ALLOWED = 4
 """Reads per cell by blocks that copy nothing."""
+_SOON = 8
+"""Kernels within which a twin beside its master is read for the last time: the master, which is larger, waits for it."""
 
 
 @dataclass(frozen=True)
 class _Twin:
-    """A twin, its master, the rounding in between, and the kernel that makes it."""
+    """A twin, its master, the rounding in between, and whether one kernel makes both."""
 
     buffer: Buffer
     master: Buffer
     cast: Cast
-    maker: Proc
+    beside: bool
     origins: tuple[Origin, ...]
 
 
@@ -41,14 +62,15 @@ def narrow_in_place(module: Module) -> Module:
     """Return ``module`` without the twins that their readers can round themselves."""
     kernels = list(module.kernels)
     gone: list[_Twin] = []
-    for kernel in module.kernels:
-        twin = _twin(kernel, module)
-        order = None if twin is None else _with_readers_first(kernels, twin)
-        if twin is None or order is None:
+    for twin in [twin for kernel in module.kernels for twin in _twins(kernel, module)]:
+        maker = next(item for item in kernels if twin.buffer in _writes(item))
+        order = _with_readers_first(kernels, twin, maker)
+        if order is None:
             continue
         gone.append(twin)
         work = _Rounding(twin)
-        kernels = [work.reader(item) for item in order if item is not kernel]
+        left = [_without(item, twin.buffer) if item is maker else work.reader(item) for item in order]
+        kernels = [item for item in left if item.body]
     if not gone:
         return module
     reason = Decision(Mode.VIRTUAL, "narrowed by its readers while they copy it")
@@ -62,36 +84,52 @@ def narrow_in_place(module: Module) -> Module:
     )
 
 
-def _twin(kernel: Proc, module: Module) -> _Twin | None:
+def _twins(kernel: Proc, module: Module) -> Iterator[_Twin]:
+    """The twins that a kernel makes: its only result, copied from the master, or results beside the master."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], Block):
-        return None
+        return
     block = kernel.body[0]
-    if len(block.stores) != 1 or block.lets or block.guard is not None or block.accumulators or block.scatter:
-        return None
-    (store,) = block.stores
-    value, cell = store.value, tuple(Var(item.symbol) for item in block.iterators)
-    if store.buffer not in module.temporaries or store.indices != cell or not store.buffer.type.is_narrow:
-        return None
-    if not isinstance(value, Cast) or not isinstance(value.arg, Load) or value.arg.indices != cell:
-        return None
-    master = value.arg.buffer
-    if master.type.is_narrow or not master.type.is_float or master.shape != store.buffer.shape:
-        return None
-    return _Twin(store.buffer, master, value, kernel, tuple(dict.fromkeys((*kernel.origins, *block.origins))))
+    if block.guard is not None or block.scatter:
+        return
+    cell = tuple(Var(item.symbol) for item in block.data)
+    origins = tuple(dict.fromkeys((*kernel.origins, *block.origins)))
+    for store in block.stores:
+        value, twin = store.value, store.buffer
+        if not isinstance(value, Cast) or store.indices != cell or not twin.type.is_narrow or twin not in module.temporaries:
+            continue
+        beside = len(block.stores) > 1
+        master = _beside(block, store, value) if beside else _copied(block, value, cell)
+        if master is None or master.type is not value.arg.type or master.shape != twin.shape:
+            continue
+        if master.type.is_float and not master.type.is_narrow:
+            yield _Twin(twin, master, replace(value, arg=Load(master, cell)), beside, () if beside else origins)
 
 
-def _with_readers_first(kernels: list[Proc], twin: _Twin) -> list[Proc] | None:
+def _copied(block: Block, value: Cast, cell: tuple[Var, ...]) -> Buffer | None:
+    """The buffer whose cells a block does nothing but round."""
+    plain = not block.lets and not block.accumulators
+    return value.arg.buffer if plain and isinstance(value.arg, Load) and value.arg.indices == cell else None
+
+
+def _beside(block: Block, store: Store, value: Cast) -> Buffer | None:
+    """The buffer that gets, at the same cell, what ``store`` rounds."""
+    return next((item.buffer for item in block.stores if item.indices == store.indices and item.value == value.arg), None)
+
+
+def _with_readers_first(kernels: list[Proc], twin: _Twin, maker: Proc) -> list[Proc] | None:
     """Return the kernels with the twin's readers in front of whatever changes the master; None where it cannot go."""
-    start = kernels.index(twin.maker)
-    touching = [item for item in kernels if item is not twin.maker and twin.buffer in (*_reads(item), *_writes(item))]
+    start = kernels.index(maker)
+    touching = [item for item in kernels if item is not maker and twin.buffer in (*_reads(item), *_writes(item))]
     readers = [item for item in kernels[start + 1 :] if twin.buffer in _reads(item)]
     if not readers or len(touching) != len(readers) or any(twin.buffer in _writes(item) for item in readers):
         return None
     if not all(_may_round(stmt, twin) for item in readers for stmt in item.body):
         return None
+    if twin.beside and (kernels.index(readers[-1]) - start > _SOON or not all(_is_product(item) for item in readers)):
+        return None
     order = list(kernels)
     for reader in readers:
-        changing = next((at for at in range(start, len(order)) if twin.master in _writes(order[at])), len(order))
+        changing = next((at for at in range(start + 1, len(order)) if twin.master in _writes(order[at])), len(order))
         at = order.index(reader)
         if at < changing:
             continue
@@ -101,6 +139,18 @@ def _with_readers_first(kernels: list[Proc], twin: _Twin) -> list[Proc] | None:
                 return None
         order.insert(changing, order.pop(at))
     return order
+
+
+def _is_product(kernel: Proc) -> bool:
+    return all(isinstance(stmt, Block) and contraction(collapse(stmt)) is not None for stmt in kernel.body)
+
+
+def _without(kernel: Proc, buffer: Buffer) -> Proc:
+    """Return a kernel that stores ``buffer`` no more, without a body where it stores nothing else."""
+    (block,) = kernel.body
+    assert isinstance(block, Block)
+    stores = tuple(store for store in block.stores if store.buffer is not buffer)
+    return replace(kernel, body=(replace(block, stores=stores),) if stores else ())
 
 
 @remembered

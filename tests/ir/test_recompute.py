@@ -20,11 +20,13 @@ from stagedtensor.functions.pointwise import exp, tanh
 from stagedtensor.functions.reductions import sum_
 from stagedtensor.node import Node
 from stagedtensor.numerics import Numerics
+from stagedtensor.precision import Prec, bf16, f32
 from stagedtensor.session import Session
 from stagedtensor.statements import Apply, NumberLiteral, Statement
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import param, placeholder
 from tests.ir.programs import assign, at, forward, gradients, run, same_bits, solved
+from tests.run import blocks
 
 rng = np.random.default_rng(5)
 
@@ -142,3 +144,75 @@ def test_attention_computes_its_scores_again_where_memory_is_scarce() -> None:
 def test_small_programs_stay_as_they_are() -> None:
     module = inlined(attended()[2], [])
     assert recompute(module) is module
+
+
+ROWS, WIDTH, NARROW = 64, 256, 16
+
+
+def matrix(name: str, rows: int, columns: int, prec: Prec = f32) -> ir.Buffer:
+    return ir.Buffer(name, prec, (rows, columns))
+
+
+def pointwise(target: ir.Buffer, op: str, *operands: ir.Buffer) -> ir.Block:
+    i, j = (blocks.axis(name, extent) for name, extent in zip("ij", target.shape, strict=True))
+    value = blocks.apply(op, *(blocks.load(operand, i, j) for operand in operands))
+    return ir.Block(target.name, (i, j), (blocks.store(target, (i, j), value),))
+
+
+def meanwhile(terms: int) -> tuple[list[ir.Block], list[ir.Buffer]]:
+    """Products of ``terms`` terms: while the second runs, most bytes are alive."""
+    first, second = matrix("first", ROWS, terms), matrix("second", ROWS, WIDTH)
+    made = [
+        blocks.contraction(matrix("a", ROWS, terms), matrix("b", terms, terms), first, (ROWS, terms, terms), "NN"),
+        blocks.contraction(first, matrix("c", terms, WIDTH), second, (ROWS, WIDTH, terms), "NN"),
+        pointwise(matrix("seen", ROWS, WIDTH), "neg", second),
+    ]
+    return made, [first, second]
+
+
+def with_sums(prec: Prec, terms: int) -> ir.Module:
+    """Sums of a product of two operands in ``prec``, read at once and once more at the end."""
+    h, x, w = matrix("h", ROWS, WIDTH), matrix("x", ROWS, NARROW, prec), matrix("w", WIDTH, NARROW, prec)
+    between, temporaries = meanwhile(terms)
+    return blocks.module(
+        blocks.contraction(x, w, h, (ROWS, WIDTH, NARROW), "NT"),
+        pointwise(matrix("early", ROWS, WIDTH), "exp", h),
+        *between,
+        pointwise(matrix("late", ROWS, WIDTH), "tanh", h),
+        temporaries=(h, *temporaries),
+    )
+
+
+def test_wide_sums_of_narrow_operands_are_computed_again_where_other_products_are_much_more_work() -> None:
+    whole = with_sums(bf16, WIDTH)
+    late = again(whole)
+    assert copies(late) == ["h"]
+    given = {buffer: blocks.random_array(buffer, seed) for seed, buffer in enumerate(whole.external)}
+    before, after = blocks.run_reference(whole, given), blocks.run_reference(late, given)
+    for buffer in whole.external:
+        assert blocks.same_bits(before[buffer], after[buffer])
+    assert copies(again(with_sums(f32, WIDTH))) == [], "the operands are as wide as the sums"
+    assert copies(again(with_sums(bf16, 2 * NARROW))) == [], "the other products are too little work"
+
+
+def test_the_sweep_that_shares_a_copys_operands_goes_before_the_copys_reader() -> None:
+    h, y, dx = (matrix(name, ROWS, WIDTH) for name in ("h", "y", "dx"))
+    g, w = matrix("g", ROWS, WIDTH), matrix("w", WIDTH, WIDTH)
+    between, temporaries = meanwhile(WIDTH)
+    whole = blocks.module(
+        blocks.contraction(matrix("x", ROWS, WIDTH), w, h, (ROWS, WIDTH, WIDTH), "NN"),
+        pointwise(y, "exp", h),
+        blocks.contraction(y, w, matrix("out", ROWS, WIDTH), (ROWS, WIDTH, WIDTH), "NN"),
+        *between,
+        blocks.contraction(y, g, matrix("dw", WIDTH, WIDTH), (WIDTH, WIDTH, ROWS), "TN"),
+        blocks.contraction(g, w, dx, (ROWS, WIDTH, WIDTH), "NT"),
+        pointwise(matrix("dh", ROWS, WIDTH), "mul", dx, h),
+        temporaries=(h, y, dx, *temporaries),
+    )
+    late = again(whole)
+    order = [store.buffer.name for kernel in late.kernels for store in block_of(kernel).stores]
+    assert order[-4:] == ["dx", "y.again", "dw", "dh"]
+    fused = fuse(late)
+    verify(fused)
+    last = [[store.buffer.name for store in block_of(kernel).stores] for kernel in fused.kernels[-2:]]
+    assert last == [["y.again", "dh"], ["dw"]]

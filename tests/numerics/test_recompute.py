@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
+from stagedtensor.benchmarks.ours import model
+from stagedtensor.benchmarks.workloads import WORKLOADS
 from stagedtensor.codegen import pipeline
+from stagedtensor.codegen.passes.plan_memory import plan_memory
 from stagedtensor.codegen.passes.recompute import recompute
-from stagedtensor.runtime import cpu
+from stagedtensor.program import solve_program
+from stagedtensor.runtime import cpu, linking
+from stagedtensor.runtime.target import TARGETS
 
 from .running import FUSED, UNFUSED, Array, Program, Setting, assert_same_bits, run
 
@@ -90,3 +95,16 @@ def test_the_memory_report_says_what_recomputation_saved() -> None:
         assert f"computing values again in place of keeping them {saved:,}" in str(report)
         names = [line.node for line in report.temporaries["step"]]
         assert any(name.endswith(".again") for name in names)
+
+
+@pytest.mark.parametrize("target", ["avx512", "avx512+amx"])
+def test_a_narrow_gpt_takes_at_most_six_tenths_of_the_memory(target: str) -> None:
+    """Temporaries of a training step in bf16, beside those in f32; what is stored wide inside composites counts."""
+    peaks: dict[str, int] = {}
+    for prec in ("f32", "bf16"):
+        with st.Session():
+            _, _, loss = model(WORKLOADS["gpt2_mini"], prec)
+            step = st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.1, momentum=0.9))
+            program = linking.for_codegen(solve_program(step, "step"), frozenset())
+        peaks[prec] = plan_memory(pipeline.generate(program, TARGETS[target], st.Numerics())).peak
+    assert peaks["bf16"] <= 0.6 * peaks["f32"]

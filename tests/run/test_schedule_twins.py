@@ -127,3 +127,36 @@ def test_operands_that_soon_are_gone_are_held_in_f32() -> None:
     short, narrow = chain(1)
     assert hold_wide(short, few).temporaries == (narrow,)
     agree(short)
+
+
+def beside_its_master(readers: int = 2) -> ir.Module:
+    """One sweep stores a value and its rounding; products read the rounding, a sweep at the end the value."""
+    g, twin = ir.Buffer("g", f32, (48, 80)), ir.Buffer("twin", bf16, (48, 80))
+    i, k, m, n = axis("i", 48), axis("k", 80), axis("m", 48), axis("n", 80)
+    value = ir.Symbol("value", f32)
+    sweep = ir.Block(
+        "sweep",
+        (i, k),
+        (store(g, (i, k), ir.Var(value)), store(twin, (i, k), ir.Var(value))),
+        lets=(ir.Let(value, apply("mul", load(W, i, k), load(W, i, k))),),
+    )
+    results = [ir.Buffer(f"y{at}", f32, (64, 48)) for at in range(readers)]
+    products = [contraction(X, twin, result, (64, 48, 80), "NT") for result in results]
+    last = ir.Block("last", (m, n), (store(ir.Buffer("end", f32, (48, 80)), (m, n), load(g, m, n)),))
+    return module(sweep, *products, last, temporaries=(g, twin))
+
+
+def test_a_twin_beside_its_master_is_rounded_by_the_products_that_soon_read_it() -> None:
+    whole = beside_its_master()
+    changed = narrow_in_place(whole)
+    assert names(changed) == ["sweep", "y0", "y1", "last"]
+    assert [buffer.name for buffer in changed.temporaries] == ["g"]
+    (block,) = changed.kernels[0].body
+    assert isinstance(block, ir.Block)
+    assert [item.buffer.name for item in block.stores] == ["g"]
+    agree(whole)
+
+
+def test_a_twin_that_is_read_late_stays_beside_its_master() -> None:
+    whole = beside_its_master(readers=9)
+    assert narrow_in_place(whole) is whole
