@@ -6,6 +6,7 @@ In: a block. Out: strides per iterator, the two operands of a multiply-add, cost
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from stagedtensor.codegen.affine import cell_of, constant
@@ -29,6 +30,7 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.rewrite import expressions as parts_of, map_stmts, substitute, symbols_of, walk_stmts
 from stagedtensor.codegen.schedule.nest import expressions, inline_lets, loads_in, rename
 
+_PLACES_BYTES, _WAYS = 1 << 12, 8  # of first caches of 32 KiB; larger ones have more ways
 # Operations per call of the prelude's functions, roughly: their polynomials' lengths.
 _HEAVY = {
     "exp": 15, "exp2": 15, "log": 20, "log2": 20, "tanh": 25, "sigmoid": 20, "erf": 30, "erfc": 50, "sin": 40, "cos": 40, "pow": 60,
@@ -113,6 +115,14 @@ def _operands(update: Expr, accumulator: Symbol) -> tuple[Expr, Expr] | None:
     if isinstance(product, Apply) and product.op == "mul":
         return product.args[0], product.args[1]
     return None
+
+
+def displace_each_other(rows: int, nbytes: int) -> bool:
+    """Tell whether cells ``nbytes`` apart, one of each of ``rows`` rows, do not fit into the first cache together.
+
+    Lines whose addresses differ by a multiple of 4 KiB share a place there, which holds 8 of them.
+    """
+    return rows > _WAYS * (_PLACES_BYTES // math.gcd(nbytes, _PLACES_BYTES))
 
 
 def depends(expr: Expr, iterator: BlockIterator) -> bool:

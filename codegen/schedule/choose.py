@@ -27,6 +27,7 @@ from stagedtensor.codegen.schedule.analysis import (
     contraction,
     cost_of,
     depends,
+    displace_each_other,
     points,
     stride,
     without_single_lets,
@@ -392,13 +393,15 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int
 
 
 def _pays_to_relay(block: Block, operand: Expr, row: BlockIterator, shape: TileShape) -> bool:
-    """Rows far apart that windows read again and again, too long for the first cache: worth a copy with rows side by side."""
+    """Rows far apart that windows read again and again and that the first cache cannot hold: worth a copy with rows side by side."""
     if min(shape.rows, shape.columns) < _USES_THAT_REPAY or _repeats(block, operand) <= _MOST_REPEATS:
         return False
-    if shape.rows * points(block.reduce) * operand.type.bytes <= _FIRST_CACHE:
-        return False
     steps = [stride(load, row.symbol) for load in loads_in(operand)]
-    return all(step is not None and abs(step) * operand.type.bytes >= _FAR_ROWS for step in steps)
+    apart = [abs(step) * operand.type.bytes for step in steps if step is not None]
+    if len(apart) < len(steps) or any(nbytes < _FAR_ROWS for nbytes in apart):
+        return False
+    too_long = shape.rows * points(block.reduce) * operand.type.bytes > _FIRST_CACHE
+    return too_long or any(displace_each_other(shape.rows, nbytes) for nbytes in apart)
 
 
 def _replace_operand(block: Block, operand: Expr, by: Load) -> Block:

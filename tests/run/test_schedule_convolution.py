@@ -125,6 +125,13 @@ def test_a_copy_brings_far_rows_together(small_cache: Small) -> None:
     at_cpu(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
 
 
+def test_rows_that_displace_each_other_are_brought_together() -> None:
+    whole = input_gradient(26, 12, 5, 8, 16, f32)  # rows 4 KiB apart, each small enough
+    assert "dy_panels : f32[8,8,16,26]" in text_of(whole)
+    at_cpu(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
+    assert "dy_panels" not in text_of(input_gradient(26, 12, 5, 8, 17, f32))
+
+
 @pytest.mark.parametrize("sizes", [(6, 18, 3, 4, 24), (4, 20, 5, 1, 8), (8, 17, 2, 3, 5)])
 def test_sums_of_blocks_stay_in_order(sizes: tuple[int, int, int, int, int], small_cache: Small) -> None:
     whole = weight_gradient(*sizes)
