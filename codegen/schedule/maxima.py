@@ -7,7 +7,8 @@ writes the buffer, extended by one maximum per iteration of its parallel loop, a
     flag = max over i: f(g[i])                                   parts[tile] = max over c: m[c]
                                                             flag = max over tile: parts[tile]
 
-A maximum is exact, so any order gives the same bits. None where the kernel stores in more than one place, where its threads
+A maximum is exact, so any order gives the same bits. Where f tells whether a value is finite, the lanes hold the sum of 0 times
+each value instead, one multiply-add: it is NaN as soon as one value is not finite, else 0. None where the kernel stores in more than one place, where its threads
 do not keep to parts of fixed number, or where what ``f`` reads besides has changed since.
 """
 
@@ -23,7 +24,9 @@ from stagedtensor.codegen.loop_ir import (
     Apply,
     Block,
     Buffer,
+    Const,
     Expr,
+    Fma,
     For,
     Let,
     Load,
@@ -122,17 +125,22 @@ def _extended(kernel: Proc, place: int, wanted: _Maximum) -> Taken | None:
     item = wanted.accumulator
     assert item.neutral is not None
     item = replace(item, symbol=fresh(item.symbol), init=item.neutral)  # where it starts from comes in when parts merge
-    states = {item.symbol: Buffer("greatest", item.symbol.type, (lanes,), "register")}
+    tests = isinstance(wanted.value, Apply) and wanted.value.op == "nonfinite"
+    if tests:
+        zero = Const(0.0, f32)
+        item = replace(item, init=zero, neutral=zero, combine="add")
+    states = {item.symbol: Buffer("noted", item.symbol.type, (lanes,), "register")}
     parts = Buffer(f"{wanted.block.stores[0].buffer.name.replace('.', '_')}_parts", item.symbol.type, (count,))
     noted = _Noted(store, wanted, states[item.symbol], column.symbol)
     lets, results = finals((item,), states)
+    whole_tile = results[item.symbol]
     body = (
         *(Alloc(state) for state in states.values()),
         fill((item,), states, lanes),
         *map_stmts(outer.body, noted),
         *merge_tree((item,), states, lanes),
         *lets,
-        Store(parts, (Var(outer.iterator.symbol),), results[item.symbol]),
+        Store(parts, (Var(outer.iterator.symbol),), Apply("nonfinite", (whole_tile,), f32) if tests else whole_tile),
     )
     whole = tuple(replace(outer, body=body) if stmt is outer else stmt for stmt in kernel.body)
     own = {stmt.buffer for stmt in walk_stmts(whole) if isinstance(stmt, Alloc)}
@@ -160,10 +168,14 @@ class _Noted:
         symbol = Symbol(self.store.buffer.name, self.store.buffer.type)
         state = Load(self.states, (Var(self.column),))
         given = _with_cell(self.wanted.value, self.wanted.cell, Var(symbol))
+        if isinstance(given, Apply) and given.op == "nonfinite":
+            noted: Expr = Fma(given.args[0], Const(0.0, f32), state)
+        else:
+            noted = Apply("maximum", (state, given), self.states.type)
         return (
             Let(symbol, self.store.value),
             replace(self.store, value=Var(symbol)),
-            Store(self.states, (Var(self.column),), Apply("maximum", (state, given), self.states.type)),
+            Store(self.states, (Var(self.column),), noted),
         )
 
 
