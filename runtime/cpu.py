@@ -245,7 +245,8 @@ class CpuDevice:
         """Launches return when the work is done."""
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and let go of buffers."""
+        self._narrowing = None
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -59,7 +59,13 @@ class Narrowing:
                 function = getattr(library, f"st_cells_f32_to_{prec}{'_sat' if saturate else ''}")
                 function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
                 self._functions[prec.name, saturate] = function
+        self._targets: dict[int, tuple[Array, int]] = {}
+        """The buffers that were filled, and their addresses, which NumPy takes a microsecond to tell."""
 
     def __call__(self, cells: Array, buffer: Array, prec: Prec, *, saturate: bool) -> None:
         """Round contiguous f32 ``cells`` into ``buffer``, of as many cells in ``prec``; ``saturate`` as in conversions."""
-        self._functions[prec.name, saturate](buffer.ctypes.data, cells.ctypes.data, cells.size)
+        target = self._targets.get(id(buffer))
+        if target is None:
+            target = self._targets[id(buffer)] = buffer, buffer.ctypes.data
+        first = ctypes.addressof(ctypes.c_char.from_buffer(cells.data)) if cells.flags.writeable else cells.ctypes.data
+        self._functions[prec.name, saturate](target[1], first, cells.size)

@@ -40,7 +40,9 @@ def test_what_is_not_one_piece_of_floats_goes_the_usual_way() -> None:
     ctx.compile(st.relu(x))
     values = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
     expected = convert(values, precision("bf16"))
-    for given in (values, values.T.copy().T, values.astype(np.float64), np.ma.masked_array(values), values.tolist()):
+    kept = values.copy()
+    kept.flags.writeable = False
+    for given in (values, kept, values.T.copy().T, values.astype(np.float64), np.ma.masked_array(values), values.tolist()):
         ctx.set_values(x, np.zeros_like(values))
         ctx.set_values(x, given)
         np.testing.assert_array_equal(ctx.get_values(x).view(np.uint16), expected.view(np.uint16))
