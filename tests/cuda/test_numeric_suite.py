@@ -10,10 +10,8 @@ globals().update(suite())
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every setting for the CPU means the emulated device."""
-    if request.node.get_closest_marker("slow") is not None:
-        pytest.skip("more of the same, and each program compiles for a second or two")
     put_on("cuda-emulated", monkeypatch)
 
 
