@@ -114,13 +114,13 @@ def _head(kind: str, rows: int, *order: str) -> tuple[str, ...]:
 
 
 _TEXTS = {
-    MATRIX_TILES: (_on_tiles, frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16"))),
-    DOT_TILES: (_by_dots, frozenset(("st_load_pairs", "st_repeat_pair", "st_dot_bf16"))),
+    MATRIX_TILES: (_on_tiles, (SIDE, 2 * SIDE), frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16"))),
+    DOT_TILES: (_by_dots, (SIDE,), frozenset(("st_load_pairs", "st_repeat_pair", "st_dot_bf16"))),
 }
 MATRIX_FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {
     matrix_tile_name(kind, rows): (text(kind, rows), needs)
-    for kinds, (text, needs) in _TEXTS.items()
+    for kinds, (text, heights, needs) in _TEXTS.items()
     for kind in kinds
-    for rows in (SIDE, 2 * SIDE)
+    for rows in heights
 }
 """Name -> text, and the functions of the prelude that it calls."""

@@ -160,7 +160,8 @@ def matrix_plan(found: Contraction, unit: MatrixUnit) -> MatrixPlan | str:
         return "operands too large to be copied"
     (item,) = block.accumulators
     update = Fma(Cast(rows, f32), Cast(panels, f32), Var(item.symbol))
-    height = 2 * SIDE if roles.row.bound >= 2 * SIDE else SIDE
+    # what follows the sums reads and writes fewer rows at a time by dots, which gain nothing from more of them
+    height = 2 * SIDE if unit is MatrixUnit.TILES and roles.row.bound >= 2 * SIDE else SIDE
     planned = replace(block, accumulators=(replace(item, update=update),))
     shape = TileShape(height, COLUMNS, padded_columns=True)
     return MatrixPlan(planned, roles.row, roles.column, shape, tuple(copies))
