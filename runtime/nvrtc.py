@@ -18,9 +18,11 @@ from typing import Any, Literal
 
 from stagedtensor.errors import CompileError
 
-OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v", "--ptxas-options=-warn-spills")
+_ANY_OPTIONS = ("--std=c++17", "--diag-suppress=39", "--ptxas-options=-v")
+"""39: division by zero, which every type defines here, so that a program may say it."""
+OPTIONS = (*_ANY_OPTIONS, "--fmad=false", "--ptxas-options=-warn-spills")
 """Contraction is off: a*b+c rounds twice unless the program says fma, the same as on every other device."""
-FAST_OPTIONS = ("--std=c++17", "--use_fast_math", "--ptxas-options=-v")
+FAST_OPTIONS = (*_ANY_OPTIONS, "--use_fast_math")
 INSTALL = (
     'install it: pip install "stagedtensor[cuda13]" (or [cuda12] for drivers before 580); without a driver also '
     "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"

@@ -35,16 +35,17 @@ def _recorded(emitted: CudaSource) -> str:
 emulated.host_source = _recorded
 
 
-def complaints(sources: Iterable[str], archs: Iterable[str]) -> list[str]:
-    """Compile each source for each architecture; return errors, warnings and spills."""
+def complaints(sources: Iterable[str], archs: Iterable[str], *, most_spilled: int = 0) -> list[str]:
+    """Compile each source for each architecture; return errors, warnings and spills of more than so many bytes a thread."""
 
     def of(job: tuple[str, str]) -> list[str]:
         try:
             binary = compile_cuda(*job)
         except CompileError as error:
             return [f"{job[1]}: {error}"]
-        spills = [item for item in binary.resources if item.spill_bytes]
-        return [f"{job[1]}: {item}" for item in (*binary.warnings, *spills)]
+        warnings = [item for item in binary.warnings if "spilled" not in item]
+        spills = [item for item in binary.resources if item.spill_bytes > most_spilled]
+        return [f"{job[1]}: {item}" for item in (*warnings, *spills)]
 
     with ThreadPoolExecutor(available_cpus()) as pool:  # the compiler does not hold the interpreter's lock
         found = pool.map(of, itertools.product(list(sources), list(archs)))

@@ -45,7 +45,7 @@ def test_warnings_spills_and_too_much_shared_memory_are_complained_of() -> None:
     sums = "\n".join(f"float v{at} = x[{at}];" for at in range(64))
     uses = "\n".join(f"x[{at}] = v{at} * v{(7 * at + 3) % 64};" for at in range(64))
     sources = {
-        "fine": f"{opening} x[threadIdx.x] = 1.0f; }}",
+        "fine": f"{opening} x[threadIdx.x] = 1.0f / 0.0f; }}",
         "warning": f"{opening} int unused; x[threadIdx.x] = 1.0f; }}",
         "spill": f"{opening} {sums} __syncthreads(); {uses} }}",
         "too much shared data": f"{opening} __shared__ float s[13000]; s[threadIdx.x] = 1.0f; __syncthreads(); x[threadIdx.x] = s[threadIdx.x ^ 1]; }}",
@@ -54,6 +54,8 @@ def test_warnings_spills_and_too_much_shared_memory_are_complained_of() -> None:
         found = complaints([source], ["sm_80", "sm_90"])
         assert {line[:5] for line in found} == (set() if word == "fine" else {"sm_80", "sm_90"}), (word, found)
         assert word == "fine" or any(word in line for line in found), found
+    assert complaints([sources["spill"]], ["sm_90"], most_spilled=64)
+    assert not complaints([sources["spill"]], ["sm_90"], most_spilled=10_000)
 
 
 @needs_nvrtc
