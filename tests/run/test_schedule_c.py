@@ -11,6 +11,7 @@ from stagedtensor.codegen.schedule import schedule
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, bf16, bool_, f8e4m3, f16, f32, f64, i8, i16, i32, i64, u8, u32
 from stagedtensor.runtime.target import Target, detect, target
+from tests.numerics.running import runnable_targets
 from tests.run.blocks import (
     ZERO,
     Array,
@@ -137,6 +138,7 @@ SIZES = [(32, 128, 64), (130, 70, 65), (13, 100, 9), (17, 16, 1), (9, 10, 33), (
 @pytest.mark.parametrize("form", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("prec", [f32, bf16, f16, f64, i32])
 def test_contraction_tiles_are_the_reference_bit_for_bit(prec: Prec, form: str) -> None:
+    """Where no matrix unit has an order of its own."""
     for m, n, k in SIZES if prec in (f32, bf16) else SIZES[1:3]:
         a = ir.Buffer("a", prec, (k, m) if form == "TN" else (m, k))
         b = ir.Buffer("b", prec, (n, k) if form == "NT" else (k, n))
@@ -144,7 +146,7 @@ def test_contraction_tiles_are_the_reference_bit_for_bit(prec: Prec, form: str) 
         arrays = {a: random_array(a, 1), b: random_array(b, 2), c: np.zeros(c.shape, prec.numpy_dtype)}
         whole = module(contraction(a, b, c, (m, n, k), form))
         if n > 1:
-            agree(whole, arrays)
+            agree(whole, arrays, on=target(runnable_targets()[-1]))
         else:
             size = np.abs(arrays[a].astype(float)).sum() * 2
             close(whole, arrays, c, size, k) if prec is f32 else run_c(whole, arrays)
