@@ -13,7 +13,8 @@ from .node import HasNode, Node, Role, ancestors
 from .precision import Prec
 from .precision_requests import node_of
 from .precision_rules import BARRIER
-from .precision_solver import PrecisionSolution, solve_precisions
+from .precision_solution import PrecisionSolution
+from .precision_solver import solve_precisions
 from .regions import Region
 from .shapes.solver import solve_shapes
 from .statements import OpRecord

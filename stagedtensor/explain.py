@@ -9,7 +9,8 @@ from typing import Any
 
 from .precision_reasons import Reason, tree_text
 from .precision_requests import node_of
-from .precision_solver import PrecisionSolution, solve_precisions
+from .precision_solution import PrecisionSolution
+from .precision_solver import solve_precisions
 
 
 def why(t: Any) -> Reason:

@@ -16,7 +16,7 @@ from .errors import ConstantRangeError
 from .node import Node, Role
 from .precision import Prec
 from .precision_reasons import tree_text
-from .precision_solver import PrecisionSolution
+from .precision_solution import PrecisionSolution
 
 
 def check_literals(solution: PrecisionSolution, nodes: Iterable[Node]) -> None:

@@ -19,7 +19,8 @@ from .precision import Prec, Requirement, bf16, bool_, f32, f64, i32, join, join
 from .precision_reasons import Declined, Reason
 from .precision_requests import Update, answer, conflict, yields
 from .precision_rules import Demand, Derivation, Flow, Kernel, component, derive, is_top_down
-from .source import Source, user_source
+from .precision_solution import PrecisionSolution
+from .source import Source
 from .statements import OpRecord, Slot
 
 _DEFAULT_NUMERICS = Numerics()
@@ -51,47 +52,6 @@ class _Fault:
     @property
     def key(self) -> tuple[str, int, str]:
         return self.source.file, self.source.line, str(self.error)
-
-
-class PrecisionSolution:
-    """The precisions of one connected component, with reasons; a value that nothing else refers to."""
-
-    def __init__(
-        self,
-        reasons: Mapping[Node, Reason],
-        declined: Mapping[Node, tuple[Declined, ...]],
-        saturated: frozenset[Node],
-    ) -> None:
-        self._reasons = reasons
-        self._declined = declined
-        self._saturated = saturated
-
-    def __contains__(self, node: object) -> bool:
-        return node in self._reasons
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """All nodes of the component, in construction order."""
-        return tuple(sorted(self._reasons, key=lambda node: node.number))
-
-    def reason(self, node: Node) -> Reason:
-        """Return why ``node`` has its precision."""
-        reason = self._reasons.get(node)
-        if reason is None:
-            raise InternalError(f"{node!r} is not connected to the nodes this precision solution was asked for")
-        return reason
-
-    def prec(self, node: Node) -> Prec:
-        """Return the solved precision, which is also the storage precision."""
-        return self.reason(node).prec
-
-    def declined(self, node: Node) -> tuple[Declined, ...]:
-        """Return the requests that were not followed."""
-        return self._declined.get(node, ())
-
-    def saturates(self, node: Node) -> bool:
-        """Return whether stores to ``node`` clamp finite overflow (an update may have asked for it)."""
-        return bool(node.saturate) or node in self._saturated
 
 
 def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> PrecisionSolution:
@@ -135,21 +95,6 @@ def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> Precision
 def _said(node: Node) -> tuple[Specified | Settled | bool | None, ...]:
     """What may be said of a node's precision after it was built."""
     return node.specified, node.settled, node.saturate
-
-
-def settle(solution: PrecisionSolution, nodes: Iterable[Node], routine: str) -> None:
-    """Freeze the precisions of ``nodes`` on behalf of ``routine``, which compiled; settled nodes stay as they are."""
-    source = user_source()
-    pending = list(dict.fromkeys(nodes))
-    for node in pending:
-        if node.settled is not None and node.settled.prec is not solution.prec(node):
-            raise InternalError(f"{node.label} is settled at {node.settled.prec}, solved as {solution.prec(node)}")
-        solution.reason(node)
-    for node in pending:
-        if node.settled is None:
-            reason = solution.reason(node)
-            node.saturate = solution.saturates(node) or node.saturate
-            node.settled = Settled(reason.prec, routine, source, reason)
 
 
 # -- conditional updates --------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from .node import HasNode, Node, SettledShape, ancestors
 from .precision import Prec, u4x32
 from .precision_reasons import Reason
 from .precision_rules import BARRIER
-from .precision_solver import PrecisionSolution, settle, solve_precisions
+from .precision_solution import PrecisionSolution, settle
+from .precision_solver import solve_precisions
 from .shapes.graph import owner_of_shape
 from .shapes.index import Projected
 from .shapes.projected import Projections

@@ -11,7 +11,8 @@ from stagedtensor.node import Node
 from stagedtensor.precision import Prec, bf16, bool_, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u4x32, u8
 from stagedtensor.precision_reasons import Reason
 from stagedtensor.precision_requests import specify
-from stagedtensor.precision_solver import PrecisionSolution, solve_precisions
+from stagedtensor.precision_solution import PrecisionSolution
+from stagedtensor.precision_solver import solve_precisions
 from tests.oracles.precision_fixpoint import Line, carries_gradient, fixpoint
 from tests.oracles.precision_graphs import Graph
 

@@ -14,7 +14,8 @@ from stagedtensor.node import Node, Specified
 from stagedtensor.policy import KEEP_F32, PrecisionPolicy
 from stagedtensor.precision import Prec, bf16, f16, f32, f64, i32, u4x32
 from stagedtensor.precision_requests import specify, specify_node
-from stagedtensor.precision_solver import settle, solve_precisions
+from stagedtensor.precision_solution import settle
+from stagedtensor.precision_solver import solve_precisions
 from stagedtensor.predicates import (
     Predicate,
     declare_op_kind,

@@ -30,7 +30,8 @@ from stagedtensor.precision import (
     u64,
 )  # fmt: skip
 from stagedtensor.precision_requests import specify, specify_node
-from stagedtensor.precision_solver import settle, solve_precisions
+from stagedtensor.precision_solution import settle
+from stagedtensor.precision_solver import solve_precisions
 from stagedtensor.predicates import is_float, label
 from stagedtensor.specs import Name, RowSpec, ShapeSpec, Spec
 from stagedtensor.statements import Slot
