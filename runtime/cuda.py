@@ -72,13 +72,13 @@ def bits_dtype(prec: Prec) -> np.dtype[Any]:
     return own if own.kind in "biuf" and own.isbuiltin == 1 else np.dtype(f"u{own.itemsize}")
 
 
-def _facts(values: object, prec: Prec) -> dict[str, Any] | None:
+def _facts(values: Any, prec: Prec) -> dict[str, Any] | None:
     """Return what an array on a GPU says of itself, None where ``values`` is none or not surely in the format ``prec``."""
     if (prec.bits == 8 and prec.is_float) or not hasattr(type(values), "__cuda_array_interface__"):
         return None  # the interface has one word for all 8-bit floats
     try:
-        facts: dict[str, Any] = values.__cuda_array_interface__  # type: ignore[attr-defined]
-    except Exception:  # torch's on the host, or of a format that it has no word for
+        facts: dict[str, Any] = values.__cuda_array_interface__
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # torch's on the host, or of a format that it has no word for
         return None
     return facts if np.dtype(facts["typestr"]) == np.dtype(prec.numpy_dtype.str) else None
 

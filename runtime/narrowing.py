@@ -24,7 +24,7 @@ NARROWED: tuple[Prec, ...] = (bf16, f16)
 """The formats that f32 cells are rounded to here."""
 
 _FUNCTION = """
-/* {n} cells, each rounded once */
+/* n cells, each rounded once */
 void st_cells_f32_to_{name}(uint16_t *restrict to, const float *restrict from, int64_t n) {{
     int64_t i = 0;
 {vectors}    for (; i < n; i++) to[i] = st_f32_to_{name}(from[i]);
@@ -44,7 +44,7 @@ def narrowing_source(features: frozenset[str]) -> str:
         text += vector_functions(["st_load_vf32", "st_store_vu16", *(f"st_vf32_to_{prec}" for prec in NARROWED)])
     for name in names:
         loop = _VECTORS.format(name=name, cells=CELLS) if in_vectors and not name.endswith("_sat") else ""
-        text += _FUNCTION.format(n="n", name=name, vectors=loop)
+        text += _FUNCTION.format(name=name, vectors=loop)
     return text
 
 

@@ -1,7 +1,7 @@
 """What a context tells about itself: counts of what it did, and the memory that it and its routines hold.
 
-In: the context's counts and lines. Out: values to read and print. And the
-message where that memory does not suffice. Measures nothing itself.
+In: the context's counts and lines. Out: values to read and print, and the message where memory does not suffice. Measures
+nothing itself.
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ def too_little_memory(
 
 
 def _size(nbytes: int) -> str:
-    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
     power = min((max(nbytes, 1).bit_length() - 1) // 10, len(units) - 1)
     return f"{nbytes / 1024**power:,.{min(power, 1)}f} {units[power]}"

@@ -65,7 +65,7 @@ def test_impossible_sizes_are_named_and_leave_no_buffers() -> None:
     with st.Session(), st.Context("cpu") as ctx:
         small = st.placeholder("small", output=[4])
         ctx.set_values(small, [1.0, 2.0, 3.0, 4.0])
-        for size, words in ((2**45, "128.0 TiB"), (2**63, "33,554,432.0 TiB")):
+        for size, words in ((2**45, "128.0 TiB"), (2**63, "32.0 EiB")):
             with pytest.raises(ContextError, match=f"placeholder 'huge'.* {words}"):
                 ctx.compile(st.sum(small) + st.sum(st.placeholder("huge", output=[size])))
         st.specify(small, st.f64)  # nothing is settled, and no f32 buffer was left behind
