@@ -434,6 +434,8 @@ def tile_shape(machine: Machine, cell_bytes: int, height: int, width: int, *, pa
             if size - width >= lanes:
                 continue
             size = width
+        elif vectors == 1 and 2 * width <= lanes:
+            size = lanes // 2
         useful_columns = width / (-(-width // size) * vectors * lanes)
         room = (machine.registers - vectors - 1) // vectors
         for height_of_tile in range(1, min(room, 14 if vectors == 1 else machine.tile_rows, max(1, height)) + 1):

@@ -292,19 +292,23 @@ class _Tile:
             (item,), (state,) = self.block.accumulators, self.states.values()
             update = substitute(item.update, work.mapping)
             step = Accumulation(state, self.place, update, row, column, self.block.reduce, tile_guard, body)
-            called = self.kernel(step, self._bounds(row, column), fill, item.init if fresh else None)
+            called = self.kernel(step, self._bounds(starts, row, column), fill, item.init if fresh else None)
             if called is not None:
                 return called
         if tile_guard is not None:
             body = (If(tile_guard, body),)
         return (*fill, *nest(self.block.reduce, body, {}))
 
-    def _bounds(self, row: Symbol, column: Symbol) -> dict[Symbol, int]:
+    def _bounds(self, starts: _Starts, row: Symbol, column: Symbol) -> dict[Symbol, int]:
         """The limits of the index variables inside the tile."""
         bounds = {item.symbol: item.bound for item in self.block.iterators}
-        for axis, within in ((self.row_axis, row), (self.column_axis, column)):
-            if axis is not None:
-                bounds |= {axis.tile: axis.most, within: axis.size}
+        for axis, first, within in ((self.row_axis, starts.row, row), (self.column_axis, starts.column, column)):
+            if axis is None:
+                continue
+            bounds |= {axis.tile: axis.most, within: axis.size}
+            extent = constant(axis.extent)
+            if isinstance(first, Var) and extent is not None:
+                bounds[first.symbol] = extent - axis.size + 1  # a last tile starts early and ends where the axis does
         return bounds
 
     def finalise(self, starts: _Starts) -> tuple[Stmt, ...]:

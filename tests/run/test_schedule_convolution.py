@@ -13,7 +13,7 @@ from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.codegen.choices import Choices
 from stagedtensor.codegen.emit.c import emit_module
 from stagedtensor.codegen.schedule import choose, schedule
-from stagedtensor.codegen.schedule.machine import Machine, TargetInfo
+from stagedtensor.codegen.schedule.machine import Machine, TargetInfo, machine
 from stagedtensor.numerics import Numerics
 from stagedtensor.precision import Prec, bf16, f32, f64, i64
 from stagedtensor.runtime.target import target
@@ -130,6 +130,20 @@ def test_rows_that_displace_each_other_are_brought_together() -> None:
     assert "dy_panels : f32[8,8,16,26]" in text_of(whole)
     at_cpu(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
     assert "dy_panels" not in text_of(input_gradient(26, 12, 5, 8, 17, f32))
+
+
+def test_copies_whose_last_tile_starts_early_are_multiplied_by_tiles() -> None:
+    whole = input_gradient(29, 12, 5, 8, 16, f32)
+    text = text_of(whole).split("dy_panels : f32[8,8,16,29]")[-1]
+    assert "first_row = st_min_i64(" in text
+    assert "_in_3(" in text
+    at_cpu(whole, {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)})
+
+
+@pytest.mark.parametrize(("channels", "columns"), [(1, 8), (8, 8), (9, 16)])
+def test_few_columns_take_half_a_vector(channels: int, columns: int) -> None:
+    shape = choose.tile_shape(machine(target("avx512")), 4, 64, channels, padded=True)
+    assert shape.columns == columns
 
 
 @pytest.mark.parametrize("sizes", [(6, 18, 3, 4, 24), (4, 20, 5, 1, 8), (8, 17, 2, 3, 5)])
