@@ -1,8 +1,9 @@
 """The machine's measured peaks, by small C loops that are compiled when asked: operations and copied bytes per second.
 
-The f32 peak is of fused multiply-adds in the widest registers. Where the processor multiplies bf16, in tiles or by dots of
-pairs, the bf16 peak is theirs and the f16 peak a quarter of it (an f16 number is the sum of two bf16 numbers) if that is
-more; elsewhere both are the f32 peak, because narrow operands are widened. The copy speed counts bytes read and bytes written.
+The f32 peak is of fused multiply-adds in the widest registers. Where the processor multiplies bf16, in tiles or by dots
+of pairs, the bf16 peak is theirs and the f16 peak a quarter of it (an f16 number is the sum of two bf16 numbers) if
+that is more; elsewhere both are the f32 peak, because narrow operands are widened. The copy speed counts bytes read and
+bytes written.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Series) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
-        parts.append(
-            f'<text x="{right + 10}" y="{TOP + 14 + 18 * number}" fill="{colour}">{escape(name)}</text>'
-        )
+        parts.append(f'<text x="{right + 10}" y="{TOP + 14 + 18 * number}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

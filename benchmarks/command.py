@@ -1,7 +1,7 @@
 """``bench``: arguments of the command, and what it prints and writes.
 
-Without filters it measures every training workload and every kernel, in three precisions and on one and two threads, with
-every library that is installed. ``--curves`` measures how costs grow instead. Nothing here is measured in CI.
+Without filters it measures every training workload and every kernel, in three precisions and on one and two threads,
+with every library that is installed. ``--curves`` measures how costs grow instead. Nothing here is measured in CI.
 """
 
 from __future__ import annotations

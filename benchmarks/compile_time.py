@@ -1,7 +1,8 @@
 """Where compile time goes: solving, generating code, the C compiler; and what is left of it with the kernel cache.
 
-In: networks of growing size and the training workloads. Out: a :class:`Row` each. Everything is measured on the CPU device
-with a cache folder of its own. The parts are processor time, which neighbours on the machine disturb less than the clock.
+In: networks of growing size and the training workloads. Out: a :class:`Row` each. Everything is measured on the CPU
+device with a cache folder of its own. The parts are processor time, which neighbours on the machine disturb less than
+the clock.
 """
 
 from __future__ import annotations

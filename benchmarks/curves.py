@@ -1,7 +1,7 @@
 """How costs grow: step time against batch, width, depth and threads, compile time against the size of the graph.
 
-Measures our side alone, f32 and bf16 taking turns, and writes one page with a chart and a table per curve. Compile times are
-of fresh kernel caches.
+Measures our side alone, f32 and bf16 taking turns, and writes one page with a chart and a table per curve. Compile
+times are of fresh kernel caches.
 """
 
 from __future__ import annotations
@@ -176,10 +176,16 @@ def seconds(row: compile_time.Row) -> tuple[float, ...]:
 
 def compile_table(found: Sequence[compile_time.Row]) -> str:
     """Return where the compile time of each program goes."""
-    head = ("training step", "nodes:", "kernels:", "lines of C:", "shapes and precisions:", "generating:", "C compiler:")
-    lines = [
-        (row.name, *map(str, (row.nodes, row.kernels, row.lines)), *map(number, seconds(row))) for row in found
-    ]
+    head = (
+        "training step",
+        "nodes:",
+        "kernels:",
+        "lines of C:",
+        "shapes and precisions:",
+        "generating:",
+        "C compiler:",
+    )
+    lines = [(row.name, *map(str, (row.nodes, row.kernels, row.lines)), *map(number, seconds(row))) for row in found]
     return (
         "## Where compile time goes\n\nSeconds: of the processors for the parts (C compilers run side by side), by the clock for "
         "a cold compile and one from the cache.\n\n"

@@ -1,9 +1,9 @@
 """One command for one GPU: correctness against f64, then medians against torch, as a table and as JSON.
 
 Products of matrices (against torch, which calls cuBLAS), elementwise and row kernels (against the bandwidth of a copy),
-attention (against torch's fused one) and whole training steps (against torch eager, torch.compile, both with AMP where the
-format is narrow). Needs torch and CuPy. ``--device cuda-emulated --quick`` runs our side alone, without a GPU, to see that
-the workloads build; it measures nothing. A result whose check fails is printed, but does not count.
+attention (against torch's fused one) and whole training steps (against torch eager, torch.compile, both with AMP where
+the format is narrow). Needs torch and CuPy. ``--device cuda-emulated --quick`` runs our side alone, without a GPU, to
+see that the workloads build; it measures nothing. A result whose check fails is printed, but does not count.
 """
 
 from __future__ import annotations
@@ -175,7 +175,16 @@ def products(bench: Bench) -> Iterator[Row]:
                 torch.backends.cuda.matmul.allow_tf32 = False
             flops = 2 * size**3 / ours * 1e-6
             yield finished(
-                Row(f"product {size}", prec, ours, theirs, error=error, counts=error <= 1, path=path, share=share(bench, prec, flops))
+                Row(
+                    f"product {size}",
+                    prec,
+                    ours,
+                    theirs,
+                    error=error,
+                    counts=error <= 1,
+                    path=path,
+                    share=share(bench, prec, flops),
+                )
             )
 
 
@@ -210,7 +219,9 @@ def streams(bench: Bench) -> Iterator[Row]:
                 found = ctx.get_values(y).astype(np.float64)
                 given = ctx.get_values(x).astype(np.float64)
             exact = expected(label, given)
-            error = float((np.abs(found - exact) / (4 * UNITS[prec] * (np.abs(exact) + np.abs(given) + 1) + 8 * 2.0**-24)).max())
+            error = float(
+                (np.abs(found - exact) / (4 * UNITS[prec] * (np.abs(exact) + np.abs(given) + 1) + 8 * 2.0**-24)).max()
+            )
             theirs = compiled = copy = None
             if torch is not None and bench.timed:
                 data = torch.tensor(values, device=bench.peer).to(torch.float32 if prec == "f32" else torch.bfloat16)
@@ -367,7 +378,9 @@ def table(rows: Sequence[Row]) -> str:
             (row.workload, row.precision, *("-" if cell is None else f"{cell:.4g}" for cell in cells), str(row.counts))
         )
     widths = [max(len(line[at]) for line in lines) for at in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def measured(bench: Bench) -> list[Row]:

@@ -1,8 +1,8 @@
 """JAX's arm of a training workload: the whole step jitted, its state donated.
 
-Narrow precision casts weights and inputs by hand and keeps norms and the loss in f32; f16 scales the loss inside the step.
-The number of threads is the number of processors that the process may use when JAX is first used. JAX is imported by the
-functions alone.
+Narrow precision casts weights and inputs by hand and keeps norms and the loss in f32; f16 scales the loss inside the
+step. The number of threads is the number of processors that the process may use when JAX is first used. JAX is imported
+by the functions alone.
 """
 
 from __future__ import annotations

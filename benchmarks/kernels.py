@@ -1,8 +1,8 @@
 """Kernels by themselves: contraction, an elementwise chain, softmax rows, each in all arms.
 
-Operands and results are in the precision that is measured, row-major, and rounded from the same f32 draws. A result counts
-if it is near the one in f64. The share of peak is of the machine's measured operations per second for contractions, of its
-copy speed for the others.
+Operands and results are in the precision that is measured, row-major, and rounded from the same f32 draws. A result
+counts if it is near the one in f64. The share of peak is of the machine's measured operations per second for
+contractions, of its copy speed for the others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def our_arm(kernel: Kernel, precision: str, operands: Sequence[Array], threads: 
         batch = list(kernel.shape[:-1]) if kernel.kind == "rows" else []
         output = list(kernel.shape[len(batch) :])
         inputs = [
-            st.placeholder(name, batch=batch, output=output, prec=precision) for name, _ in zip("ab", operands, strict=False)
+            st.placeholder(name, batch=batch, output=output, prec=precision)
+            for name, _ in zip("ab", operands, strict=False)
         ]
         match kernel.kind:
             case "gemm":
@@ -130,7 +131,9 @@ def our_arm(kernel: Kernel, precision: str, operands: Sequence[Array], threads: 
         for t, cells in zip(inputs, operands, strict=True):
             ctx.set_values(t, cells)
     run = ctx.run
-    return Arm(OURS, lambda at: run(routine), lambda handle: None, lambda handle: ctx.get_values(y), ctx.close, compile_s)
+    return Arm(
+        OURS, lambda at: run(routine), lambda handle: None, lambda handle: ctx.get_values(y), ctx.close, compile_s
+    )
 
 
 def torch_arm(kernel: Kernel, precision: str, operands: Sequence[Array], threads: int, *, compiled: bool) -> Arm:

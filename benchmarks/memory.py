@@ -1,8 +1,8 @@
 """Peak memory of one arm, each in a process of its own.
 
-``python -m stagedtensor.benchmarks.memory LIBRARY`` imports one library, then reads requests, one JSON object a line, and
-answers each by a forked child that builds the arm, trains a few steps and looks at the most memory it ever had. The figure
-less what the imports took is the arm's own. Linux only: elsewhere the answers are null.
+``python -m stagedtensor.benchmarks.memory LIBRARY`` imports one library, then reads requests, one JSON object a line,
+and answers each by a forked child that builds the arm, trains a few steps and looks at the most memory it ever had. The
+figure less what the imports took is the arm's own. Linux only: elsewhere the answers are null.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Our arm of a training workload: the network in ``stagedtensor.nn``, the whole step as one routine.
 
-f32: plain. bf16: twins of the masters, activations and their gradients in bf16. f16: the same with dynamic loss scaling,
-gated on the device. Each step copies its batch in.
+f32: plain. bf16: twins of the masters, activations and their gradients in bf16. f16: the same with dynamic loss
+scaling, gated on the device. Each step copies its batch in.
 """
 
 from __future__ import annotations

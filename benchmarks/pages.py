@@ -1,7 +1,7 @@
 """The page of results: results in, Markdown out.
 
-Tables of times with ratios, compile times, peak memory, floors, where our time goes, and kernels beside the machine's peaks.
-Everything on the page is computed from the results; nothing is measured here.
+Tables of times with ratios, compile times, peak memory, floors, where our time goes, and kernels beside the machine's
+peaks. Everything on the page is computed from the results; nothing is measured here.
 """
 
 from __future__ import annotations
@@ -147,7 +147,11 @@ def times(results: Results, rows: Sequence[Row], title: str, what: str) -> str:
             figures = [timing(by_arm.get(arm)) for arm in arms]
             lines.append((workload, precision, *figures, f"**{number(ratios[key])}**" if key in ratios else ""))
         for key, ratio in ratios.items():
-            if key.startswith("gemm/") and key.endswith(f"/{threads}") and any(row.workload in KERNELS for row in chosen):
+            if (
+                key.startswith("gemm/")
+                and key.endswith(f"/{threads}")
+                and any(row.workload in KERNELS for row in chosen)
+            ):
                 _, precision, _ = key.split("/")
                 lines.append(("gemm, geometric mean", precision, *("" for _ in arms), f"**{number(ratio)}**"))
         parts.append(f"{threads} thread{'s' if threads > 1 else ''}:\n")
@@ -191,8 +195,7 @@ def compile_times(rows: Sequence[Row]) -> str:
         return ""
     return (
         "## Compiling\n\nSeconds until a step is ready, with an empty cache; in brackets, from the cache on disk. Ours is "
-        "`ctx.compile`; the others' is\ntheir first step.\n\n"
-        + by_arm(rows, compiling)
+        "`ctx.compile`; the others' is\ntheir first step.\n\n" + by_arm(rows, compiling)
     )
 
 
@@ -238,7 +241,16 @@ def floors(results: Results, rows: Sequence[Row]) -> str:
         lines.append((row.workload, row.precision, *map(number, figures), f"**{number(gap)}**"))
     if not lines:
         return ""
-    head = ("workload", "precision", "GFLOP:", "at peak, ms:", "MB:", "at copy speed, ms:", "ours, ms:", "over the floor:")
+    head = (
+        "workload",
+        "precision",
+        "GFLOP:",
+        "at peak, ms:",
+        "MB:",
+        "at copy speed, ms:",
+        "ours, ms:",
+        "over the floor:",
+    )
     return (
         "## How far from the floor\n\nTwo numbers bound a step from below: the operations of its products over the measured "
         "peak, and the\nbytes that it cannot avoid (masters and momentum read and written once, activations written and read "
@@ -286,7 +298,6 @@ def peaks(results: Results, rows: Sequence[Row]) -> str:
         workload, precision, _ = key.split("/")
         cells = [f"{row.share:.0%}" if (row := by_arm.get(arm)) and row.share is not None else "" for arm in arms]
         lines.append((workload, precision, KERNELS[workload].text, *cells))
-    return (
-        "Share of the measured peak: of operations for products, of a copy's bytes for the others.\n\n"
-        + markdown(("kernel", "precision", "computes", *(f"{NAMES[arm]}:" for arm in arms)), lines)
+    return "Share of the measured peak: of operations for products, of a copy's bytes for the others.\n\n" + markdown(
+        ("kernel", "precision", "computes", *(f"{NAMES[arm]}:" for arm in arms)), lines
     )

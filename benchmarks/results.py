@@ -1,8 +1,8 @@
 """Rows of results, their ratios, their JSON form and their table.
 
 A row is one arm of one workload, precision and number of threads. A ratio is the time of the fastest peer over ours. It
-exists where our row counts: its losses agree with torch's f32 trajectory within the gate and the loss moved. A peer's row
-takes part where its loss moved.
+exists where our row counts: its losses agree with torch's f32 trajectory within the gate and the loss moved. A peer's
+row takes part where its loss moved.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Row:
 
 @dataclass
 class Results:
-    """Everything that one run found: the machine, its peaks by number of threads, rows, profiles by ratio key, costs of calls."""
+    """Everything that one run found: the machine, its peaks by number of threads, rows, profiles by ratio key, costs of
+    calls.
+    """
 
     machine: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)

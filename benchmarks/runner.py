@@ -1,7 +1,7 @@
 """Runs a plan: one timing process per number of threads, then the memory of each arm in fresh processes.
 
-In: a :class:`Plan`. Out: :class:`Results`, filled while they come in. A timing process that dies costs the leg it was at and is
-started again for the others. Caches of compiled code are fresh folders, so that first compiles are cold.
+In: a :class:`Plan`. Out: :class:`Results`, filled while they come in. A timing process that dies costs the leg it was
+at and is started again for the others. Caches of compiled code are fresh folders, so that first compiles are cold.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from stagedtensor.runtime.thread_pool import available_cpus
 class Plan:
     """What to measure: names of workloads, precisions, numbers of threads and arms, and how thoroughly.
 
-    ``cached`` has torch compile a second time, from its cache; ``memory`` measures peak memory, ``profile`` our kernels.
+    ``cached`` has torch compile a second time, from its cache; ``memory`` measures peak memory, ``profile`` our
+    kernels.
     """
 
     workloads: tuple[str, ...]
@@ -140,9 +141,7 @@ def timed(plan: Plan, threads: int, scratch: Path) -> Iterator[dict[str, Any]]:
         }
         command = [sys.executable, "-m", "stagedtensor.benchmarks.worker", json.dumps(job)]
         done = 0
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment(threads, scratch)
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(threads, scratch)) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 content = json.loads(line)

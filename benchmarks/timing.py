@@ -1,8 +1,8 @@
 """Timing of arms that take turns in one process.
 
-In: arms that are ready to run. Out: milliseconds per step of each, one sample per round. Before an arm's block the process
-pauses, so that spinning workers of the arm before go to sleep, and runs a few steps that do not count. Rounds in which other
-processes used the machine are left out where enough quiet ones remain.
+In: arms that are ready to run. Out: milliseconds per step of each, one sample per round. Before an arm's block the
+process pauses, so that spinning workers of the arm before go to sleep, and runs a few steps that do not count. Rounds
+in which other processes used the machine are left out where enough quiet ones remain.
 """
 
 from __future__ import annotations

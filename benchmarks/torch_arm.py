@@ -1,8 +1,8 @@
 """torch's arms of a training workload: eager, and the whole step compiled.
 
-Narrow precision is autocast, f16 with a gradient scaler: what torch's documents recommend. Attention is written out in the
-narrow legs, where it is faster on a CPU than the fused function; q, k and v are one product. torch is imported by the
-functions alone, so that this module can be read where it is missing.
+Narrow precision is autocast, f16 with a gradient scaler: what torch's documents recommend. Attention is written out in
+the narrow legs, where it is faster on a CPU than the fused function; q, k and v are one product. torch is imported by
+the functions alone, so that this module can be read where it is missing.
 """
 
 from __future__ import annotations

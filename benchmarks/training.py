@@ -1,7 +1,7 @@
 """One leg of a training workload: its arms built, held against the reference trajectory, timed.
 
-In: a workload, a precision, the number of threads that this process was started with. Out: one row per arm. The memory of an
-arm is measured elsewhere, in a process of its own.
+In: a workload, a precision, the number of threads that this process was started with. Out: one row per arm. The memory
+of an arm is measured elsewhere, in a process of its own.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def reference(workload: str, threads: int) -> tuple[float, ...]:
     return losses
 
 
-def leg(
-    workload: str, precision: str, threads: int, arms: Sequence[str], effort: Effort, *, cached: bool
-) -> list[Row]:
+def leg(workload: str, precision: str, threads: int, arms: Sequence[str], effort: Effort, *, cached: bool) -> list[Row]:
     """Build, check and time the arms; a row of an arm that failed has its error.
 
     Ours and JAX's are compiled a second time, from their caches, torch's if ``cached`` says so: that takes seconds.

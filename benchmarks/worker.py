@@ -1,8 +1,9 @@
 """The process that times: started once per number of threads, before any library is imported.
 
-``python -m stagedtensor.benchmarks.worker JOB`` with a JSON object: threads, arms, legs as [workload, precision], effort, and
-whether to compile a second time from the cache and to profile our step. Prints one JSON object a line: the machine's peaks,
-then per leg its rows and our profile, at last what a call costs. What libraries print goes to standard error.
+``python -m stagedtensor.benchmarks.worker JOB`` with a JSON object: threads, arms, legs as [workload, precision],
+effort, and whether to compile a second time from the cache and to profile our step. Prints one JSON object a line: the
+machine's peaks, then per leg its rows and our profile, at last what a call costs. What libraries print goes to standard
+error.
 """
 
 from __future__ import annotations

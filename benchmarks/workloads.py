@@ -137,7 +137,9 @@ class Convolutions:
 
     def activation_cells(self) -> int:
         """Return the cells that the forward pass leaves for the backward pass: pooled images and dense layers."""
-        pooled = [height // 2 * (width // 2) * out for (height, width), out in zip(self.sides(), self.channels, strict=True)]
+        pooled = [
+            height // 2 * (width // 2) * out for (height, width), out in zip(self.sides(), self.channels, strict=True)
+        ]
         return self.batch * (sum(pooled) + sum(self.widths))
 
 
@@ -254,7 +256,9 @@ def start(workload: Workload, seed: int = 0) -> Start:
 
 
 def joined_projections(workload: Workload, begin: Start) -> dict[str, Array]:
-    """Return the starting parameters with query, key and value of a layer as one product (``qkv``), as other arms write it."""
+    """Return the starting parameters with query, key and value of a layer as one product (``qkv``), as other arms write
+    it.
+    """
     found = dict(begin.parameters)
     if isinstance(workload, Gpt):
         for at in range(workload.layers):

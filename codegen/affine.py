@@ -307,7 +307,9 @@ def flat_index(buffer: Buffer, indices: Sequence[Expr], bounds: Bounds | None = 
     parts: list[tuple[Affine, int]] = []
     stride = 1
     shape = buffer.layout.physical_shape(buffer.shape)
-    physical = buffer.layout.memory_indices(tuple(indices), lambda value, by: (floor_divide(value, by), modulo(value, by)))
+    physical = buffer.layout.memory_indices(
+        tuple(indices), lambda value, by: (floor_divide(value, by), modulo(value, by))
+    )
     for value, extent in zip(reversed(physical), reversed(shape), strict=True):
         # An axis of one cell has one index, whatever expression finds it.
         parts.append((Affine() if extent == 1 else affine(value, bounds), stride))

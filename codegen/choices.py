@@ -1,7 +1,8 @@
 """What may be chosen about the schedule of a routine without changing a bit of its results.
 
-In: nothing, or a choice by name. Out: :class:`Choices`, part of the key of everything that is generated with them. The order
-of sums, accumulators and roundings are none of these: lanes, parts and blocks of reductions depend on shape and target alone.
+In: nothing, or a choice by name. Out: :class:`Choices`, part of the key of everything that is generated with them. The
+order of sums, accumulators and roundings are none of these: lanes, parts and blocks of reductions depend on shape and
+target alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 class Choices:
     """Settings of the cost model that move work about; the defaults are what a compile without tuning takes.
 
-    ``slabs``: kernels around a large matrix run together, one slab of it at a time. ``panels``: an operand that could be read
-    where it lies may be copied into panels. ``tile_vectors`` and ``tile_rows``: the widest and highest register tile.
-    ``cache_bytes``: what is taken to stay in a core's cache. ``one_thread``: run on the calling thread alone; None: by size.
+    ``slabs``: kernels around a large matrix run together, one slab of it at a time. ``panels``: an operand that could
+    be read where it lies may be copied into panels. ``tile_vectors`` and ``tile_rows``: the widest and highest register
+    tile. ``cache_bytes``: what is taken to stay in a core's cache. ``one_thread``: run on the calling thread alone;
+    None: by size.
     """
 
     slabs: bool = True

@@ -1,8 +1,8 @@
 """Reads of encoded weights as expressions: the bytes of a block, decoded in f32.
 
 In: an encoded value, its byte buffer seen as bytes, halves and words, and the logical indices of an element. Out: the
-expression of its f32 value, made from the encoding's one description. Nothing is simplified here: with a constant position in
-the block, the choices of the description fold away.
+expression of its f32 value, made from the encoding's one description. Nothing is simplified here: with a constant
+position in the block, the choices of the description fold away.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _expr(value: Value) -> Expr:
 class _Term:
     """An expression with the operators of the descriptions.
 
-    Bytes are u32, whose quotients and remainders by powers of 2 are shifts and masks; what may be negative is i32, positions
-    are i64, values f32.
+    Bytes are u32, whose quotients and remainders by powers of 2 are shifts and masks; what may be negative is i32,
+    positions are i64, values f32.
     """
 
     expr: Expr

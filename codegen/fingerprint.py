@@ -1,12 +1,13 @@
 """A fingerprint of a solved program: equal fingerprints mean equal generated source.
 
-In: a solved program. Out: a text that holds everything that projection, lowering and the passes read of it, and the nodes
-in the order in which the text numbers them. Nothing in it depends on the process: nodes, scopes and packed weights are
-numbered by first mention, sources stand as ``file.py:12``. Target, numerics and the version of the code generator are the
-caller's to add.
+In: a solved program. Out: a text that holds everything that projection, lowering and the passes read of it, and the
+nodes in the order in which the text numbers them. Nothing in it depends on the process: nodes, scopes and packed
+weights are numbered by first mention, sources stand as ``file.py:12``. Target, numerics and the version of the code
+generator are the caller's to add.
 
 Generic on purpose: every field of every statement, spec and expression is written out, so that a new field cannot be
-forgotten. Only for nodes, scopes and packed weights, which know much that no generated code depends on, is there a list.
+forgotten. Only for nodes, scopes and packed weights, which know much that no generated code depends on, is there a
+list.
 """
 
 from __future__ import annotations
@@ -32,7 +33,19 @@ from stagedtensor.statements import Scope
 logger = logging.getLogger(__name__)
 
 NODE_FACTS = frozenset(
-    ("composite", "data", "encoded", "flush_subnormal", "label", "number", "observable", "placement", "role", "saturate", "source")
+    (
+        "composite",
+        "data",
+        "encoded",
+        "flush_subnormal",
+        "label",
+        "number",
+        "observable",
+        "placement",
+        "role",
+        "saturate",
+        "source",
+    )
 )
 """What projection, lowering and the passes may read of a node, with its solved shape and precision."""
 SCOPE_FACTS = frozenset(("derives", "label", "nodes", "result", "source", "spec"))

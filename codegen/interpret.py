@@ -44,7 +44,8 @@ Action: TypeAlias = Callable[[Frame], None]
 
 
 def run_proc(proc: Proc, arrays: Mapping[Buffer, Array], scalars: Mapping[Symbol, int] | None = None) -> None:
-    """Execute ``proc`` on ``arrays``: for each parameter its memory, contiguous, of its ``numpy_dtype``; changed in place.
+    """Execute ``proc`` on ``arrays``: for each parameter its memory, contiguous, of its ``numpy_dtype``; changed in
+    place.
 
     Raises InternalError for a missing or unfit array, a missing scalar and any access out of bounds.
     """

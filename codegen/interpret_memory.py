@@ -1,8 +1,8 @@
 """Host memory of loop-IR buffers: logical arrays to and from memory order, and fresh memory.
 
-In: NumPy arrays of a buffer's ``numpy_dtype`` (u4x32: uint32 with a last axis of 4). Out: arrays in memory order, shaped
-as ``layout.physical_shape`` says, and back. Scratch memory starts as NaN or the greatest integer, never as zeros, so
-that code which reads before it writes is caught by its results.
+In: NumPy arrays of a buffer's ``numpy_dtype`` (u4x32: uint32 with a last axis of 4). Out: arrays in memory order,
+shaped as ``layout.physical_shape`` says, and back. Scratch memory starts as NaN or the greatest integer, never as
+zeros, so that code which reads before it writes is caught by its results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def flat_cells(array: Array, buffer: Buffer) -> Array:
 
 
 def fresh_memory(buffer: Buffer) -> Array:
-    """Return memory that nothing was written to: cells are NaN (floats) or the greatest value (integers), pads are filled."""
+    """Return memory that nothing was written to: cells are NaN (floats) or the greatest value (integers), pads are
+    filled.
+    """
     dtype = buffer.type.numpy_dtype
     if buffer.type is u4x32:
         return np.full((buffer.size, 4), np.iinfo(dtype).max, dtype)

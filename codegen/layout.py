@@ -1,7 +1,7 @@
 """How a buffer's logical indices map to memory: steps that split, reorder and pad axes, row-major after them.
 
-In: a logical shape or logical indices, of any type (arrays in the interpreter, text or expressions in emission). Out: the
-memory shape and indices. Code always speaks of logical indices; a layout is applied by whoever touches memory.
+In: a logical shape or logical indices, of any type (arrays in the interpreter, text or expressions in emission). Out:
+the memory shape and indices. Code always speaks of logical indices; a layout is applied by whoever touches memory.
 
 >>> layout = Layout((Pad(1, 4), Split(1, 4), Reorder((1, 0, 2))))
 >>> layout.physical_shape((3, 10)), layout.addressable((3, 10))

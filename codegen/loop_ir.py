@@ -1,4 +1,5 @@
-"""The loop IR. This docstring is its grammar; ``verify`` holds the rules, ``pretty`` the text, ``interpret`` the meaning.
+"""The loop IR. This docstring is its grammar; ``verify`` holds the rules, ``pretty`` the text, ``interpret`` the
+meaning.
 
 ::
 
@@ -27,9 +28,9 @@ position looks at the old maximum). The stores of one data point run in order, e
 
 Types: every expr has one (a ``Prec``). Narrow float types come only from ``Load`` and ``Cast``; ``Apply`` and ``Fma``
 on them are illegal. Integer arithmetic wraps. The branch of a ``where`` that is not taken may load out of bounds.
-Indices are logical; ``Buffer.layout`` maps them to memory at emission and in the interpreter.
-Extents may be symbolic (``Var`` of an i64 scalar parameter) with a static maximum. Symbols are objects: names become text
-at emission only, so no pass can capture.
+Indices are logical; ``Buffer.layout`` maps them to memory at emission and in the interpreter. Extents may be symbolic
+(``Var`` of an i64 scalar parameter) with a static maximum. Symbols are objects: names become text at emission only, so
+no pass can capture.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class Cast:
 
 @piece(frozen=True)
 class Apply:
-    """A row of the op table on arguments of type ``type`` (predicates may have any type; random ops take u32, u32, u64).
+    """A row of the op table on arguments of type ``type`` (predicates may have any type; random ops take u32, u32,
+    u64).
 
     Comparisons and logic give 0 or 1 (``nonfinite`` 0 or +inf) in ``type``.
     """
@@ -255,9 +257,9 @@ class BlockIterator:
 class Accumulator:
     """A typed running value of a Block: ``init``, then ``update`` at each reduce point (reads itself as ``Var``).
 
-    ``combine`` names how two partial states merge (a write op of the op table: add, mul, max, min), with ``neutral``
-    as the state of an empty part; "" means the order is serial and must not be split. A pair (argmax) names its
-    value accumulator in ``paired_with`` and merges with it: the greater value wins, NaN first, the lower position at ties.
+    ``combine`` names how two partial states merge (a write op of the op table: add, mul, max, min), with ``neutral`` as
+    the state of an empty part; "" means the order is serial and must not be split. A pair (argmax) names its value
+    accumulator in ``paired_with`` and merges with it: the greater value wins, NaN first, the lower position at ties.
     """
 
     symbol: Symbol
@@ -358,7 +360,9 @@ class Block:
 
 @piece(frozen=True)
 class For:
-    """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial states."""
+    """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial
+    states.
+    """
 
     iterator: BlockIterator
     body: tuple[Stmt, ...]
@@ -388,9 +392,11 @@ class Barrier:
 
 @piece(frozen=True)
 class Scan:
-    """Carried values along one iterator: at each step the updates (all from the old states) give new ones, then ``body`` runs.
+    """Carried values along one iterator: at each step the updates (all from the old states) give new ones, then
+    ``body`` runs.
 
-    ``reverse`` runs the iterator from its last value to 0. The carried symbols are in scope in the updates and the body.
+    ``reverse`` runs the iterator from its last value to 0. The carried symbols are in scope in the updates and the
+    body.
     """
 
     iterator: BlockIterator

@@ -30,7 +30,16 @@ from stagedtensor.op_table import OPS, REDUCTIONS
 from stagedtensor.precision import Prec, f32, i32, i64, join
 from stagedtensor.shapes.index import IndexIter, Projected, ProjectedIterator, iterators_of
 
-COMBINE = {"add": "add", "sub": "add", "mul": "mul", "div": "", "max": "max", "min": "min", "argmax": "max", "argmin": "min"}
+COMBINE = {
+    "add": "add",
+    "sub": "add",
+    "mul": "mul",
+    "div": "",
+    "max": "max",
+    "min": "min",
+    "argmax": "max",
+    "argmin": "min",
+}
 """How partial states of a write op merge; "" keeps the serial order."""
 
 
@@ -169,7 +178,9 @@ class _StatementLowering:
         statement = self.statement
         if statement.op not in ("max", "min", "argmax", "argmin") or statement.stage is not tree.Stage.FORWARD:
             return
-        extents = {kind: [item.extent for item in self.projected.iterators if item.reduce is kind] for kind in (True, False)}
+        extents = {
+            kind: [item.extent for item in self.projected.iterators if item.reduce is kind] for kind in (True, False)
+        }
         if 0 in extents[True] and 0 not in extents[False] and statement.scope.result.composite is None:
             raise ShapeError(
                 f"{statement.scope.label} over an axis of size 0 has no value, for {statement.target.node.label!r}\n"
@@ -261,7 +272,9 @@ class _StatementLowering:
         statement, target = self.statement, self.target
         if statement.op is None:
             value = self._converted(statement.expr)
-            return [self._block((ir.Store(target, self.indices, value),), iterators=self._scatter_order(), scatter=True)]
+            return [
+                self._block((ir.Store(target, self.indices, value),), iterators=self._scatter_order(), scatter=True)
+            ]
         if statement.op in ("argmax", "argmin"):
             raise InternalError(f"{statement.text}: {statement.op} cannot write to gathered positions")
         prec = self._accumulate()
@@ -351,9 +364,7 @@ class _StatementLowering:
         )
         cell = tuple(ir.Var(item.symbol) for item in iterators)
         value = _neutral(op, target.type) if source is None else stored(ir.Load(source, cell), target)
-        return ir.Block(
-            kernel_name([name]), iterators, (ir.Store(target, cell, value),), origins=(self._origin(),)
-        )
+        return ir.Block(kernel_name([name]), iterators, (ir.Store(target, cell, value),), origins=(self._origin(),))
 
     # -- iterators ------------------------------------------------------------------------------------------------
     def _as_data(self) -> tuple[ir.BlockIterator, ...]:

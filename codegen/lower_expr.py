@@ -280,14 +280,17 @@ class ExprLowering:
         precs = value_precs(expr, self.program.prec)
         if precs:
             own = self.compute(*precs)
-            positions = any(isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) for part in tree.walk(expr))
+            positions = any(
+                isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) for part in tree.walk(expr)
+            )
             # A position may exceed what short integers hold: class 300 is not class 44 of u8.
             return i32 if positions and not own.is_float and own.bits < 32 else own
         leaves = [part for part in tree.walk(expr) if not isinstance(part, tree.Apply)]
         if all(isinstance(part, tree.IterValue) or _is_integer(part, 31) for part in leaves):
             return i32  # positions along one axis each, as in a causal mask: half the width of i64
         whole = all(
-            isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) or _is_integer(part, 63) for part in leaves
+            isinstance(part, tree.IterValue | tree.LinearIndex | tree.DimValue) or _is_integer(part, 63)
+            for part in leaves
         )
         return i64 if whole else context
 

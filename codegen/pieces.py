@@ -1,8 +1,9 @@
 """Classes of values that never change, made and copied millions of times: frozen dataclasses that cost less.
 
-To a type checker :func:`piece` is ``dataclass`` and :func:`replace` is ``dataclasses.replace``, so that assigning to a field
-of a frozen class is an error there. At run time nothing looks: a constructor of a frozen dataclass takes three times as long,
-and made up a sixth of the time of code generation. :func:`remembered` keeps what a function finds out about a piece with it.
+To a type checker :func:`piece` is ``dataclass`` and :func:`replace` is ``dataclasses.replace``, so that assigning to a
+field of a frozen class is an error there. At run time nothing looks: a constructor of a frozen dataclass takes three
+times as long, and made up a sixth of the time of code generation. :func:`remembered` keeps what a function finds out
+about a piece with it.
 """
 
 from __future__ import annotations

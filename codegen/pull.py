@@ -1,9 +1,9 @@
 """Scatters along affine axes as reductions: each cell of the target gathers the points that would have written it.
 
-In: a projected accumulation whose target is indexed ``stride * o + dilation * k + offset`` (the gradient of a convolution
-or a window). Out: the same sums over the target's own cells, ``o`` solved for and guarded, or None where the target's
-indices have another form (gathered ones stay scatters). Points of one cell are added in the order of the axes that
-remain, with or without fusion::
+In: a projected accumulation whose target is indexed ``stride * o + dilation * k + offset`` (the gradient of a
+convolution or a window). Out: the same sums over the target's own cells, ``o`` solved for and guarded, or None where
+the target's indices have another form (gathered ones stay scatters). Points of one cell are added in the order of the
+axes that remain, with or without fusion::
 
     dx[o + k] += dy[o] * w[k]   over o < 4, k < 3
     dx[t] += dy[t - k] * w[k]   over t < 6, k < 3 where 0 <= t - k < 4
@@ -88,7 +88,9 @@ def _rebuilt(
         Guard(substituted(item.index, whole), item.low, item.high)
         for item in projected.guards
         # Every cell of the target is inside the target.
-        if not (item.index in inside and item.low <= 0 and isinstance(item.high, int) and item.high >= inside[item.index])
+        if not (
+            item.index in inside and item.low <= 0 and isinstance(item.high, int) and item.high >= inside[item.index]
+        )
     )
     return replace(
         projected,

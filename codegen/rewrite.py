@@ -56,7 +56,8 @@ Kept = TypeVar("Kept", bound=Stmt)
 
 
 class Rewriter:
-    """Base of passes that rebuild code. Override ``expr``, ``stmt``, ``symbol`` or ``buffer``; call ``super()`` to go deeper.
+    """Base of passes that rebuild code. Override ``expr``, ``stmt``, ``symbol`` or ``buffer``; call ``super()`` to go
+    deeper.
 
     ``stmt`` may give several statements or none. ``symbol`` and ``buffer`` are asked at binders and uses alike.
     """

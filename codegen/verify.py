@@ -1,7 +1,8 @@
 """Well-formedness of the loop IR: every rule a small check; ``verify_expr.RULES`` is the list of them.
 
 In: a proc or a module. Out: nothing, or an InternalError that names the rule, shows the statement and prints the code
-around it. Passes are verified after each other under test. It does not judge a schedule's speed or the program's meaning.
+around it. Passes are verified after each other under test. It does not judge a schedule's speed or the program's
+meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules for the expressions of the loop IR, and what the rules of statements share: scopes and the table of rules.
 
-In: an expression and the scope it stands in. Out: nothing, or a :class:`BrokenRuleError` that names the rule; ``verify``
-turns it into an error that shows the code.
+In: an expression and the scope it stands in. Out: nothing, or a :class:`BrokenRuleError` that names the rule;
+``verify`` turns it into an error that shows the code.
 """
 
 from __future__ import annotations
@@ -267,7 +267,9 @@ def check_store(store: Store, scope: Scope) -> None:
 
 
 def check_store_flags(store: Store, scope: Scope) -> None:
-    """Rule store-flags: the last conversion before the store is the buffer's own; a value without one has nothing to flush."""
+    """Rule store-flags: the last conversion before the store is the buffer's own; a value without one has nothing to
+    flush.
+    """
     buffer, value = store.buffer, store.value
     while isinstance(value, Var) and value.symbol in scope.values:
         value = scope.values[value.symbol]

@@ -1,7 +1,8 @@
 """Train a small network on the handwritten digits that scikit-learn ships, in f32, bf16 and f16.
 
-Each leg is one compiled routine per step: forward, backward and the optimizer in one C function. The bf16 leg reads cast
-twins of f32 master weights; the f16 leg adds dynamic loss scaling whose overflow decision is taken inside the routine.
+Each leg is one compiled routine per step: forward, backward and the optimizer in one C function. The bf16 leg reads
+cast twins of f32 master weights; the f16 leg adds dynamic loss scaling whose overflow decision is taken inside the
+routine.
 """
 
 from __future__ import annotations

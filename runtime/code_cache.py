@@ -1,7 +1,7 @@
 """What was found out about a program, in the kernel cache: generated code, the winner of a search.
 
-In: a key and a function that makes a value, with its form as text. Out: the value, from the cache where it is there whole. With
-the text of generated code at hand the library is found as ever, under the key of its text.
+In: a key and a function that makes a value, with its form as text. Out: the value, from the cache where it is there
+whole. With the text of generated code at hand the library is found as ever, under the key of its text.
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ def compile_shared(
 
     Several texts are separate translation units, compiled side by side. ``split`` are the units to compile in place of
     the one text ``source``, in whose lines (``#line``, file ``{name}.c``) errors are then told. ``flags`` is what
-    :meth:`Compiler.flags` returned, ``timeout`` counts seconds for each run of the compiler. Raises CompileError; ``out``
-    is then not written.
+    :meth:`Compiler.flags` returned, ``timeout`` counts seconds for each run of the compiler. Raises CompileError;
+    ``out`` is then not written.
     """
     compiler = compiler or find_compiler()
     texts = [source] if isinstance(source, str) else list(source)

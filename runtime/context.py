@@ -42,8 +42,9 @@ def node_of(t: HasNode | Node) -> Node:
 class Context:
     """Device-resident tensors and compiled routines on one device.
 
-    ``device``: "auto", "cpu", "reference" (a NumPy interpreter), "cuda", "cuda:1", "cuda-emulated". ``threads``: how many
-    threads a routine may use (results do not depend on it). ``target``: the CPU target, default what the machine has.
+    ``device``: "auto", "cpu", "reference" (a NumPy interpreter), "cuda", "cuda:1", "cuda-emulated". ``threads``: how
+    many threads a routine may use (results do not depend on it). ``target``: the CPU target, default what the machine
+    has.
     """
 
     def __init__(
@@ -108,11 +109,12 @@ class Context:
     ) -> Routine:
         """Settle shapes and precisions, generate and compile; errors come here, never at the first run.
 
-        ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable.
-        The same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
-        every node a buffer: slow; a sum may be added in another order. ``tune`` tries a few other schedules of the same bits on copies of the values and
-        takes the fastest, for at most about 30 seconds (or that many, as a number); cached. ``debug`` verifies the generated code and raises after a run whose gather
-        ids or class labels were out of range. A failed compile settles nothing.
+        ``comp`` is a computation, a tensor or several (their forward). ``keep`` names tensors that stay readable. The
+        same computation compiled twice gives the cached routine. ``fusion=False`` gives every statement a kernel and
+        every node a buffer: slow; a sum may be added in another order. ``tune`` tries a few other schedules of the same
+        bits on copies of the values and takes the fastest, for at most about 30 seconds (or that many, as a number);
+        cached. ``debug`` verifies the generated code and raises after a run whose gather ids or class labels were out
+        of range. A failed compile settles nothing.
         """
         if numerics is not None:
             _require_numerics(numerics)
@@ -177,7 +179,9 @@ class Context:
             self._stats.compiles += 1
         scalars = np.zeros(max(1, len(executable.scalars)), np.int64)
         with self._store.all_or_nothing():
-            buffers = [self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in executable.external]
+            buffers = [
+                self._store.ensure(node, solved.shape(node), solved.prec(node)).buffer for node in executable.external
+            ]
             try:
                 launch = executable.bind(buffers, scalars)
             except MemoryError as error:
@@ -217,8 +221,8 @@ class Context:
     def run(self, routine: Routine, **bindings: int) -> None:
         """Run a routine; static indices and dynamic extents are bound by name.
 
-        Raises ContextError for a routine of another context, uninitialised inputs (all named), an index out of range, or
-        an optimizer update whose gradients were already consumed.
+        Raises ContextError for a routine of another context, uninitialised inputs (all named), an index out of range,
+        or an optimizer update whose gradients were already consumed.
         """
         if self._busy.locked():
             self._refuse_entry()
@@ -439,8 +443,8 @@ class Context:
     def _enter(self) -> threading.Lock:
         """Return the lock to enter with, or refuse.
 
-        Asking first and then ``with lock`` (not a try-acquire): an interrupt cannot fall between taking the lock and the
-        block that gives it back. Two threads that ask at the same moment go in one after the other.
+        Asking first and then ``with lock`` (not a try-acquire): an interrupt cannot fall between taking the lock and
+        the block that gives it back. Two threads that ask at the same moment go in one after the other.
         """
         if self._busy.locked():
             self._refuse_entry()
@@ -469,6 +473,3 @@ def _how_to_fill(node: Node) -> str:
     if node.role is Role.PLACEHOLDER:
         return "call ctx.set_values"
     return "run a routine that computes it, compiled with keep=[...] if it is not kept by itself"
-
-
-

@@ -187,7 +187,13 @@ class CpuDevice:
         else:
             machine = (self.target.name, *sorted(self.target.features), processor_name(), str(self.pool.threads))
             key = digest(
-                "tuning", version, known.text, repr(machine), self.compiler.identity, repr(numerics.key()), f"{fusion} {seconds}"
+                "tuning",
+                version,
+                known.text,
+                repr(machine),
+                self.compiler.identity,
+                repr(numerics.key()),
+                f"{fusion} {seconds}",
             )
             tuning = cached_value(self._cache, key, find, Tuning.dumps, tuning_from_text)
         executable = build(tuning.chosen)

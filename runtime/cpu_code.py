@@ -1,8 +1,8 @@
 """What code generation gives for a routine on the CPU, as a value that a file can hold.
 
 In: C source with its kernel table and memory plan, or a text that :meth:`CpuCode.dumps` wrote. Out: :class:`CpuCode`.
-Nodes stand there as numbers, those of the program's fingerprint, so that the same program in another process can take it
-for its own. Generates nothing, compiles nothing, reads no file.
+Nodes stand there as numbers, those of the program's fingerprint, so that the same program in another process can take
+it for its own. Generates nothing, compiles nothing, reads no file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class CpuCode:
     """The C source of a routine, what it computes and how to call it.
 
     ``external`` are the numbers of the nodes whose buffers the frame holds, in order. ``functions`` are those of the
-    kernels, in the order of the text; ``types`` maps the buffers of kernels to their formats. ``arena_bytes`` are shared by
-    all threads, behind them each has ``thread_bytes`` of its own. ``flops`` and ``nbytes`` are the work of one run.
+    kernels, in the order of the text; ``types`` maps the buffers of kernels to their formats. ``arena_bytes`` are
+    shared by all threads, behind them each has ``thread_bytes`` of its own. ``flops`` and ``nbytes`` are the work of
+    one run.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """A solved program becomes C for a CPU target: code generation, emission and the table of kernels in one call.
 
-In: a solved program, a target, numerics. Out: a :class:`~stagedtensor.runtime.cpu_code.CpuCode`. Loading this module loads
-the compiler of the package, which a routine from the kernel cache does without.
+In: a solved program, a target, numerics. Out: a :class:`~stagedtensor.runtime.cpu_code.CpuCode`. Loading this module
+loads the compiler of the package, which a routine from the kernel cache does without.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _functions(emitted: CSource) -> tuple[Function, ...]:
 
 
 def translation_units(code: CpuCode, wanted: int) -> tuple[Unit, ...]:
-    """Return the source in at most ``wanted`` parts and the routine, to be compiled side by side; none where it is short."""
+    """Return the source in at most ``wanted`` parts and the routine, to be compiled side by side; none where it is
+    short.
+    """
     found = units(code.text, [(item.first, item.last) for item in code.functions], wanted, file="routine.c")
     if found is None:
         return ()

@@ -1,9 +1,10 @@
 """The ``cuda`` device: generated CUDA, one module per routine, replayed as one graph on a stream of its own.
 
 In: a program. Out: kernels compiled by NVRTC when the routine is compiled (or taken from the kernel cache) and loaded
-through CuPy. Buffers are CuPy arrays on its memory pool; bf16 and fp8 cells, which CuPy does not know, are held as their
-bits. The first run launches kernel by kernel, the second is captured, every later one is one graph launch: buffers never
-move, so values may be set between replays. Raises ContextError where CuPy, the driver or the device is missing.
+through CuPy. Buffers are CuPy arrays on its memory pool; bf16 and fp8 cells, which CuPy does not know, are held as
+their bits. The first run launches kernel by kernel, the second is captured, every later one is one graph launch:
+buffers never move, so values may be set between replays. Raises ContextError where CuPy, the driver or the device is
+missing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _OLDEST = (8, 0)
 
 
 def gpu_count() -> int:
-    """Return how many GPUs the driver shows; 0 without a driver. Asks the driver alone, so it is quick where there is none."""
+    """Return how many GPUs the driver shows; 0 without a driver. Asks the driver alone, so it is quick where there is
+    none.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -78,8 +81,8 @@ def _facts(values: Any, prec: Prec) -> dict[str, Any] | None:
         return None  # the interface has one word for all 8-bit floats
     try:
         facts: dict[str, Any] = values.__cuda_array_interface__
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # torch's on the host, or of a format that it has no word for
-        return None
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # torch's on the host, or of a format that it has no word for
     return facts if np.dtype(facts["typestr"]) == np.dtype(prec.numpy_dtype.str) else None
 
 
@@ -100,7 +103,9 @@ class CudaDevice:
         self.cupy = _cupy()
         count = self._count()
         if index >= count:
-            raise ContextError(f"device 'cuda:{index}' does not exist: this machine has {count} GPU{'s' * (count != 1)}")
+            raise ContextError(
+                f"device 'cuda:{index}' does not exist: this machine has {count} GPU{'s' * (count != 1)}"
+            )
         self.index = index
         self._device = self.cupy.cuda.Device(index)
         with self._device:
@@ -158,7 +163,9 @@ class CudaDevice:
             return False
         written = self.cupy.cuda.get_current_stream().record()  # by whatever the caller enqueued
         with self._current():
-            given = self.cupy.asarray(SimpleNamespace(__cuda_array_interface__={**facts, "typestr": buffer.array.dtype.str}))
+            given = self.cupy.asarray(
+                SimpleNamespace(__cuda_array_interface__={**facts, "typestr": buffer.array.dtype.str})
+            )
             if given.shape != dims or given.device.id != self.index:
                 return False
             self.stream.wait_event(written)
@@ -220,7 +227,9 @@ class CudaDevice:
             binary = compile_cuda(emitted.text, self.arch, fast_math=numerics.fast_math, locate=emitted.locate)
             path.write_bytes(binary.data)
 
-        key = digest("cuda", ".".join(map(str, self.cupy.cuda.nvrtc.getVersion())), self.arch, "\n".join(options), emitted.text)
+        key = digest(
+            "cuda", ".".join(map(str, self.cupy.cuda.nvrtc.getVersion())), self.arch, "\n".join(options), emitted.text
+        )
         path = self._cache.get_or_build(key, build, source=emitted.text, suffix=".cubin", source_suffix=".cu")
         with self._device:
             loaded = self.cupy.RawModule(path=str(path))
@@ -249,14 +258,18 @@ class CudaRoutine:
         self._arena = device.zeros((max(1, emitted.arena_bytes),), np.dtype(np.uint8))
         self._launches: list[tuple[Any, tuple[int], tuple[int], tuple[Any, ...], int]] = []
         for function, kernel in zip(functions, emitted.kernels, strict=True):
-            arguments = [arrays[buffer] if buffer in arrays else self._temporary(emitted, buffer) for buffer in kernel.buffers]
+            arguments = [
+                arrays[buffer] if buffer in arrays else self._temporary(emitted, buffer) for buffer in kernel.buffers
+            ]
             if kernel.scalars:
                 arguments.append(self._scalars)
             launch = kernel.launch
             if launch.dynamic_bytes:
                 with device._current():
                     function.max_dynamic_shared_size_bytes = launch.dynamic_bytes
-            self._launches.append((function, (launch.blocks,), (launch.threads,), tuple(arguments), launch.dynamic_bytes))
+            self._launches.append(
+                (function, (launch.blocks,), (launch.threads,), tuple(arguments), launch.dynamic_bytes)
+            )
         self._runs = 0
         self._graph: Any = None
 

@@ -1,6 +1,7 @@
 """What the two devices that run CUDA source have in common: a program becomes source, and source a routine that binds.
 
-In: a program, how a device loads source, and how it binds what it loaded to buffers. Out: an :class:`Executable`. Runs nothing.
+In: a program, how a device loads source, and how it binds what it loaded to buffers. Out: an :class:`Executable`. Runs
+nothing.
 """
 
 from __future__ import annotations

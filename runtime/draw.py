@@ -1,7 +1,8 @@
-"""Initial values drawn by compiled code: one small shape-independent library per target, built through the kernel cache.
+"""Initial values drawn by compiled code: one small shape-independent library per target, built through the kernel
+cache.
 
-Streams are threefry counters: cell i of a parameter is draw i of the stream that seed and name give, so values depend on
-nothing else. Everything is drawn in f32 (f64 for f64) and converted once when the node's precision is known.
+Streams are threefry counters: cell i of a parameter is draw i of the stream that seed and name give, so values depend
+on nothing else. Everything is drawn in f32 (f64 for f64) and converted once when the node's precision is known.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ class DrawLibrary:
         c_type = _TYPES[name][1]
         if self._library is None:
             compiler, target, cache = self._options
-            self._library = load_library(
-                draw_source(target.features), compiler=compiler, target=target, cache=cache
-            )
+            self._library = load_library(draw_source(target.features), compiler=compiler, target=target, cache=cache)
         function = getattr(self._library, f"st_fill_{kind}_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint32, c_type, c_type]
@@ -65,9 +64,7 @@ class DrawLibrary:
         return out
 
 
-def draw_with_mirror(
-    kind: str, cells: int, prec: Prec, key: tuple[int, int], first: float, second: float
-) -> Array:
+def draw_with_mirror(kind: str, cells: int, prec: Prec, key: tuple[int, int], first: float, second: float) -> Array:
     """The same draws without a compiler."""
     name, dtype = ("f64", np.float64) if prec is f64 else ("f32", np.float32)
     counters = np.arange(cells, dtype=np.uint64)

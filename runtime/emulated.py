@@ -1,9 +1,9 @@
 """The ``cuda-emulated`` device: CUDA source compiled for the host and run there, with every memory access checked.
 
 In: a program. Out: the same source that the ``cuda`` device would compile, executed block by block behind
-``emulator/emulator.h``. Every buffer lies between guard zones and has a shadow; an access outside, a read of a cell nobody
-wrote, a race or a divergent barrier raises :class:`MemoryCheckError` naming kernel, block, thread and expression. Slow by
-design; needs a C++ compiler and no GPU.
+``emulator/emulator.h``. Every buffer lies between guard zones and has a shadow; an access outside, a read of a cell
+nobody wrote, a race or a divergent barrier raises :class:`MemoryCheckError` naming kernel, block, thread and
+expression. Slow by design; needs a C++ compiler and no GPU.
 """
 
 from __future__ import annotations
@@ -115,9 +115,7 @@ class WatchedBuffer:
 
     def region(self, name: str) -> _Region:
         """Describe the buffer to the emulator."""
-        return _Region(
-            self.cells.ctypes.data, self.count, name.encode(), self.shadow.ctypes.data, self.prec.bytes, 0
-        )
+        return _Region(self.cells.ctypes.data, self.count, name.encode(), self.shadow.ctypes.data, self.prec.bytes, 0)
 
 
 class EmulatedDevice:
@@ -255,7 +253,9 @@ class EmulatedRoutine:
         name = (report.name or b"").decode()
         if name:
             verb = "write" if report.writes else "read"
-            lines.append(f"  {verb} of {report.bytes} bytes at cell {report.cell} of {name}, which has {report.cells} cells")
+            lines.append(
+                f"  {verb} of {report.bytes} bytes at cell {report.cell} of {name}, which has {report.cells} cells"
+            )
         if report.kind == 3:
             other = "written" if report.other_writes else "read"
             lines.append(f"  the cell was {other} by thread {report.other_thread} of block {report.other_block}")
@@ -292,7 +292,9 @@ def host_source(emitted: CudaSource) -> str:
         types = [f"{'' if buffer in kernel.writes else 'const '}{buffer.type.c_type} *" for buffer in kernel.buffers]
         types += ["const int64_t *"] * kernel.scalars
         values = ", ".join(f"*({c_type}*)arguments[{at}]" for at, c_type in enumerate(types))
-        callers.append(f"ST_EXPORT void {_caller(kernel)}(void **arguments) {{ (void)arguments; {kernel.name}({values}); }}\n")
+        callers.append(
+            f"ST_EXPORT void {_caller(kernel)}(void **arguments) {{ (void)arguments; {kernel.name}({values}); }}\n"
+        )
     return f'{header}\n#line 1 "{_SOURCE_NAME}"\n{emitted.text}\n#line 1 "callers"\n{"".join(callers)}'
 
 

@@ -1,8 +1,8 @@
 """No search for reference cycles while a routine is compiled.
 
 In: nothing. Out: a context manager. Compiling makes hundreds of thousands of objects that stay, and hardly a cycle: the
-search, which looks at all of them again and again, took up to a third of the time. What is unreachable without it is freed
-as ever; threads that compile at once wait for none.
+search, which looks at all of them again and again, took up to a third of the time. What is unreachable without it is
+freed as ever; threads that compile at once wait for none.
 """
 
 from __future__ import annotations

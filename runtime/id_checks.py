@@ -1,7 +1,7 @@
 """Range checks of ids and class labels for routines compiled with ``debug=True``.
 
-Generated code clamps them, so that no routine ever reads foreign memory; a debug routine also says which one was out of range.
-Labels that ``ignore_index`` or a mask leaves out may be anything.
+Generated code clamps them, so that no routine ever reads foreign memory; a debug routine also says which one was out of
+range. Labels that ``ignore_index`` or a mask leaves out may be anything.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _terms(rows: ShapeSpec, shape: Shape) -> Iterator[tuple[object, int]]:
     """Yield the terms that name one axis, with the axis' size."""
     for kind in MEMORY_ORDER:
         row = rows.row(kind)
-        for position, term in (*enumerate(row.leading), *((at - len(row.trailing), t) for at, t in enumerate(row.trailing))):
+        for position, term in (
+            *enumerate(row.leading),
+            *((at - len(row.trailing), t) for at, t in enumerate(row.trailing)),
+        ):
             yield term, shape.row(kind)[position].size
 
 

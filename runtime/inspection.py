@@ -1,8 +1,8 @@
 """Generated source for a device that need not be there: what ``inspect`` prints.
 
-In: a computation and the name of a device (``cpu`` or ``cuda``) or of a CPU target. Out: :class:`Generated`, the text that
-the device would be given, with its kernels. Solves shapes and precisions and settles nothing; compiles and runs nothing,
-so neither a compiler nor a GPU is needed.
+In: a computation and the name of a device (``cpu`` or ``cuda``) or of a CPU target. Out: :class:`Generated`, the text
+that the device would be given, with its kernels. Solves shapes and precisions and settles nothing; compiles and runs
+nothing, so neither a compiler nor a GPU is needed.
 """
 
 from __future__ import annotations

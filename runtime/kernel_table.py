@@ -1,7 +1,7 @@
 """The table of a routine's kernels: what ``print(routine)`` shows.
 
-In: kernels, and the width of the terminal if there is one. Out: text. Without a width there is one line per kernel with every
-cell whole, for files and ``grep``; with one, each kernel is a paragraph that fits.
+In: kernels, and the width of the terminal if there is one. Out: text. Without a width there is one line per kernel with
+every cell whole, for files and ``grep``; with one, each kernel is a paragraph that fits.
 """
 
 from __future__ import annotations

@@ -67,9 +67,7 @@ def inspect(solved: Solved, comp: Comp) -> Facts:
         if axis.dynamic is not None
     }
     ready = frozenset(node for node in inputs if node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION)
-    return Facts(
-        tuple(inputs), tuple(written), ready, frozenset(consumes), frozenset(produces), indices, extents
-    )
+    return Facts(tuple(inputs), tuple(written), ready, frozenset(consumes), frozenset(produces), indices, extents)
 
 
 def _static_indices(statement: Statement) -> dict[str, int]:

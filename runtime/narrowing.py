@@ -1,8 +1,9 @@
-"""Host values rounded while they are copied into a narrow buffer: one small library per target, built through the kernel cache.
+"""Host values rounded while they are copied into a narrow buffer: one small library per target, built through the
+kernel cache.
 
-In: f32 cells as one piece of memory, a buffer of bf16 or f16. Out: each cell rounded once, as the prelude and the host's own
-conversion do (of a NaN only that it is one). NumPy's casts of half precision take several times as long, and Python's way
-around them longer than a small batch is worth.
+In: f32 cells as one piece of memory, a buffer of bf16 or f16. Out: each cell rounded once, as the prelude and the
+host's own conversion do (of a NaN only that it is one). NumPy's casts of half precision take several times as long, and
+Python's way around them longer than a small batch is worth.
 """
 
 from __future__ import annotations

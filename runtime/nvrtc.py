@@ -1,8 +1,8 @@
 """Compiles CUDA source to PTX or to a binary for a named GPU; needs CuPy and NVRTC, but neither a driver nor a GPU.
 
-In: the text of a routine and an architecture such as ``sm_90``. Out: :class:`CudaBinary`: the bytes, what the compiler said,
-and the registers, shared memory and spills of each kernel. Raises CompileError with the install line where a package is
-missing, with the user's line where the source does not compile. Loads nothing onto a device.
+In: the text of a routine and an architecture such as ``sm_90``. Out: :class:`CudaBinary`: the bytes, what the compiler
+said, and the registers, shared memory and spills of each kernel. Raises CompileError with the install line where a
+package is missing, with the user's line where the source does not compile. Loads nothing onto a device.
 """
 
 from __future__ import annotations

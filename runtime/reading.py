@@ -39,9 +39,7 @@ def _expression(origin: Origin) -> str:
 
 
 def _line(buffer: Buffer, live: tuple[int, int] | None, offset: int | None) -> MemoryLine:
-    return MemoryLine(
-        buffer.name, str(list(buffer.shape)), str(buffer.type), buffer.nbytes, live, offset
-    )
+    return MemoryLine(buffer.name, str(list(buffer.shape)), str(buffer.type), buffer.nbytes, live, offset)
 
 
 def cuda_kernels(emitted: CudaSource) -> tuple[Kernel, ...]:

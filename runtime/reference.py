@@ -63,7 +63,9 @@ class ReferenceDevice:
             }
 
             def launch() -> None:
-                run_module(module, arrays, {symbol: int(value) for symbol, value in zip(symbols, scalars, strict=False)})
+                run_module(
+                    module, arrays, {symbol: int(value) for symbol, value in zip(symbols, scalars, strict=False)}
+                )
 
             return launch
 
@@ -84,5 +86,3 @@ class ReferenceDevice:
 
     def close(self) -> None:
         """Nothing to free."""
-
-

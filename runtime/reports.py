@@ -1,7 +1,7 @@
 """What a context tells about itself: counts of what it did, and the memory that it and its routines hold.
 
-In: the context's counts and lines. Out: values to read and print, and the message where memory does not suffice. Measures
-nothing itself.
+In: the context's counts and lines. Out: values to read and print, and the message where memory does not suffice.
+Measures nothing itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class MemoryReport:
                 f"{self.recomputed_bytes[name]:,})"
             )
             if self.thread_bytes[name]:
-                lines.append(f"{self.thread_bytes[name]:>12,}  of the arena for each thread: slabs of matrices, panels of operands")
+                lines.append(
+                    f"{self.thread_bytes[name]:>12,}  of the arena for each thread: slabs of matrices, panels of operands"
+                )
             for line in temporaries:
                 place = f"  kernels {line.live[0]} to {line.live[1]}" if line.live is not None else ""
                 place += f", at byte {line.offset:,}" if line.offset is not None else ""
@@ -72,13 +74,17 @@ class MemoryReport:
 def too_little_memory(
     device: str, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine], held: Iterable[MemoryLine]
 ) -> ContextError:
-    """Return the error that ``what`` of ``nbytes`` bytes does not fit, naming the largest of its parts and of what is held."""
+    """Return the error that ``what`` of ``nbytes`` bytes does not fit, naming the largest of its parts and of what is
+    held.
+    """
     lines = [f"{device} has too little memory for {what}: it takes {_size(nbytes)} ({error})"]
     for title, group in (("the largest of these", parts), ("the largest buffers that this context holds", held)):
         largest = sorted(group, key=lambda line: line.nbytes, reverse=True)[:_LARGEST]
         if largest:
             lines.append(f"  {title}:")
-            lines += [f"    {_size(line.nbytes):>14}  {line.node}  {line.precision} {line.shape}".rstrip() for line in largest]
+            lines += [
+                f"    {_size(line.nbytes):>14}  {line.node}  {line.precision} {line.shape}".rstrip() for line in largest
+            ]
     lines.append("  compute in smaller batches, keep fewer tensors, or close other contexts")
     return ContextError("\n".join(lines))
 

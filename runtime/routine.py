@@ -39,8 +39,8 @@ class Routine:
     """A compiled computation. Run it with ``ctx.run(routine)`` or ``routine()``.
 
     ``source`` is the full generated text, ``kernels`` the kernels with the expressions they compute; ``print(routine)``
-    shows them, a paragraph each on a terminal, elsewhere one line each. ``precisions`` gives each node's settled precision
-    with its reason.
+    shows them, a paragraph each on a terminal, elsewhere one line each. ``precisions`` gives each node's settled
+    precision with its reason.
     """
 
     name: str
@@ -136,7 +136,8 @@ class Routine:
 
     def resources(self, arch: str = "sm_90") -> tuple[KernelResources, ...]:
         """Return registers, shared memory and spills of each kernel of a CUDA routine on ``arch``; needs CuPy, no GPU."""
-        asked = {kernel.name: kernel.shared_bytes for kernel in self.kernels}  # the compiler sees none that a launch asks for
+        # The compiler sees no shared memory that a launch asks for.
+        asked = {kernel.name: kernel.shared_bytes for kernel in self.kernels}
         return tuple(
             replace(item, shared_bytes=max(item.shared_bytes, asked.get(item.name, 0)))
             for item in self._compiled(arch, "cubin").resources
@@ -148,9 +149,7 @@ class Routine:
                 f"routine {self.name!r} was compiled for {self.context.device_name}, so it has no CUDA source; compile it "
                 "in st.Context('cuda-emulated'), which needs no GPU, or in st.Context('cuda')"
             )
-        return compile_cuda(
-            self.source, arch, kind, fast_math=self.numerics.fast_math, locate=self.executable.locate
-        )
+        return compile_cuda(self.source, arch, kind, fast_math=self.numerics.fast_math, locate=self.executable.locate)
 
     def save(self, directory: str | Path) -> None:
         """Write the generated source and the kernel table into ``directory``."""

@@ -1,7 +1,7 @@
 """The context's store: which nodes have buffers or pending host values, and the conversions into them.
 
-Values set before a routine settles a node are kept exactly as given (``pending``) and converted when the node's precision
-is known. Refusals raise ContextError before anything is written.
+Values set before a routine settles a node are kept exactly as given (``pending``) and converted when the node's
+precision is known. Refusals raise ContextError before anything is written.
 """
 
 from __future__ import annotations
@@ -141,10 +141,14 @@ class Store:
         try:
             return self.device.allocate(prec, cells)
         except MemoryError as error:
-            raise self.shortage(f"{describe(node)} of shape {list(dims)} in {prec}", cells * prec.bytes, error) from None
+            raise self.shortage(
+                f"{describe(node)} of shape {list(dims)} in {prec}", cells * prec.bytes, error
+            ) from None
 
     def shortage(self, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine] = ()) -> ContextError:
-        """Return the error for ``what``, which there is no memory for: the largest of its ``parts`` and of what is held."""
+        """Return the error for ``what``, which there is no memory for: the largest of its ``parts`` and of what is
+        held.
+        """
         arenas = [MemoryLine(f"temporaries of routine {name!r}", "", "", size) for name, size in self.arenas.items()]
         return too_little_memory(self.device.name, what, nbytes, error, parts, [*self.lines(), *arenas])
 

@@ -1,7 +1,7 @@
 """Timed runs of a routine on copies of what it reads: the values of a context, and its counters, stay as they are.
 
-In: executables, and what each node holds. Out: seconds per run of two executables in alternation. Inputs that have no values
-yet get plausible ones. The copies are made once per search and filled again before every sample.
+In: executables, and what each node holds. Out: seconds per run of two executables in alternation. Inputs that have no
+values yet get plausible ones. The copies are made once per search and filled again before every sample.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def contents(store: Store, node: Node, shape: Shape, prec: Prec) -> Array:
 
 @dataclass
 class Trials:
-    """Alternating runs on scratch memory. ``contents`` gives a node's cells, ``allocate`` memory, ``scalars`` what is bound."""
+    """Alternating runs on scratch memory. ``contents`` gives a node's cells, ``allocate`` memory, ``scalars`` what is
+    bound.
+    """
 
     contents: Callable[[Node], Array]
     allocate: Callable[[Array], Array]

@@ -1,8 +1,10 @@
-"""The search behind ``ctx.compile(..., tune=True)``: a few other choices of schedule, timed against the cost model's own.
+"""The search behind ``ctx.compile(..., tune=True)``: a few other choices of schedule, timed against the cost model's
+own.
 
-In: a function that builds the routine with given choices, one that times two builds in alternating runs, and seconds. Out:
-:class:`Tuning`: the choices to take, and what was measured. The default is one of the candidates and wins unless another is
-faster by more than noise, so a tuned routine is never slower but by chance. Every candidate gives the same bits.
+In: a function that builds the routine with given choices, one that times two builds in alternating runs, and seconds.
+Out: :class:`Tuning`: the choices to take, and what was measured. The default is one of the candidates and wins unless
+another is faster by more than noise, so a tuned routine is never slower but by chance. Every candidate gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("blocks for half the cache", {"cache_bytes": DEFAULT.cache_bytes // 2}),
     ("blocks for twice the cache", {"cache_bytes": DEFAULT.cache_bytes * 2}),
 )
-"""What is tried, in order: name, and what it changes. The first runs on one thread what by default runs on all, or the reverse."""
+"""What is tried, in order: name, and what it changes. The first runs on one thread what by default runs on all, or the
+reverse.
+"""
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ def search(
 ) -> Tuning:
     """Try the candidates one by one, then the winners together, then the best against the default once more.
 
-    ``is_known`` tells whether a build does the same as one of several others. ``compare`` times default and candidate within
-    so many seconds, and returns no pairs where these are too few. ``one_thread`` says how the default runs; None where there
-    is one thread anyway. A candidate is begun only while the time that the longest so far took is left.
+    ``is_known`` tells whether a build does the same as one of several others. ``compare`` times default and candidate
+    within so many seconds, and returns no pairs where these are too few. ``one_thread`` says how the default runs; None
+    where there is one thread anyway. A candidate is begun only while the time that the longest so far took is left.
     """
     started = clock()
 

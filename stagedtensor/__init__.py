@@ -1,7 +1,7 @@
 """A staged tensor language that compiles a whole mixed-precision training step into readable kernels.
 
-``import stagedtensor as st`` is the one import a user needs: every public name is listed in ``__all__``. Importing starts
-no compiler, imports no optional package and writes nothing.
+``import stagedtensor as st`` is the one import a user needs: every public name is listed in ``__all__``. Importing
+starts no compiler, imports no optional package and writes nothing.
 """
 
 from __future__ import annotations

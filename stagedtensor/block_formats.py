@@ -1,8 +1,9 @@
 """Block encodings of weights: one description each, from which every decoder is made.
 
-A description says how many bytes a block has, where its scales lie, and which value element ``e`` of a block has, written
-with ordinary operators over a :class:`Reader`. The host evaluates it with NumPy arrays (:func:`decode_blocks`), code
-generation with expressions of the loop IR, so both have the same bits. Nothing here validates values or knows shapes.
+A description says how many bytes a block has, where its scales lie, and which value element ``e`` of a block has,
+written with ordinary operators over a :class:`Reader`. The host evaluates it with NumPy arrays (:func:`decode_blocks`),
+code generation with expressions of the loop IR, so both have the same bits. Nothing here validates values or knows
+shapes.
 
 Integers are exact; each product, sum and difference of floats is one f32 operation with a rounding of its own.
 """
@@ -54,8 +55,9 @@ Decode: TypeAlias = Callable[[Reader, Value], Value]
 class Encoding:
     """How blocks of elements lie in bytes.
 
-    ``scales`` are the offsets of the halves that must be finite. A ``whole`` encoding has one block: all 2-bit codes of the
-    tensor, then, where ``scale_bytes`` is 4, its f32 scale. ``quantizer`` says whether host code can make such blocks.
+    ``scales`` are the offsets of the halves that must be finite. A ``whole`` encoding has one block: all 2-bit codes of
+    the tensor, then, where ``scale_bytes`` is 4, its f32 scale. ``quantizer`` says whether host code can make such
+    blocks.
     """
 
     name: str
@@ -285,7 +287,9 @@ def byte_array(data: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, np.uint8)
 
 
-def decode_blocks(encoding: Encoding, data: Any, *, count: int | None = None, scale: float = 1.0) -> np.ndarray[Any, Any]:
+def decode_blocks(
+    encoding: Encoding, data: Any, *, count: int | None = None, scale: float = 1.0
+) -> np.ndarray[Any, Any]:
     """Return the f32 values of whole blocks, flat; any bytes are accepted (2-bit code 3 decodes to +2).
 
     ``count`` (default: as many as there are) is the number of elements of a whole-tensor encoding; ``scale`` the

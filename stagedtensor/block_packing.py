@@ -52,7 +52,9 @@ def pack_rows(values: Array, encoding: Encoding) -> Bytes:
 
 
 def pack_ternary(values: Array) -> tuple[Bytes, np.float32]:
-    """Return 2-bit codes, four a byte, and their scale: the mean magnitude; a code is 0, 1 or 2 for -1, 0 or +1 times it."""
+    """Return 2-bit codes, four a byte, and their scale: the mean magnitude; a code is 0, 1 or 2 for -1, 0 or +1 times
+    it.
+    """
     flat = np.asarray(values, np.float32).reshape(-1)
     mean = np.abs(flat.astype(np.float64)).sum() / flat.size
     scale = np.float32(mean)
@@ -88,7 +90,9 @@ def check_packable(values: Array, encoding: Encoding) -> None:
     finite = np.isfinite(values)
     if not finite.all():
         where = tuple(int(at) for at in np.argwhere(~finite)[0])
-        raise EncodingError(f"pack to {encoding}: cell {list(where)} is {values[where]}; only finite values can be packed")
+        raise EncodingError(
+            f"pack to {encoding}: cell {list(where)} is {values[where]}; only finite values can be packed"
+        )
     if values.shape[-1] % encoding.elements:
         raise EncodingError(
             f"{encoding} has blocks of {encoding.elements} elements; rows of {values.shape[-1]} "

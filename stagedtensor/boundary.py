@@ -335,7 +335,8 @@ def stage(name: str, prec: PrecLike | None = None, weights: Weights = "master", 
     Use it as a combinator, ``st.stage("body", prec="f16")(layer)(x)``, or around code, ``with st.stage(...):``. Inside,
     activations and their gradients are specified at ``prec``; a float tensor that crosses the edge is converted once.
     ``weights="master"``: parameters made inside stay f32 and are read through twins; ``"narrow"``: they are stored at
-    ``prec``. In f32 and f64 both mean the latter. ``labels``: whether ``name`` is part of the paths of these parameters.
+    ``prec``. In f32 and f64 both mean the latter. ``labels``: whether ``name`` is part of the paths of these
+    parameters.
 
     >>> import stagedtensor as st
     >>> x = st.placeholder("x", output=[4])

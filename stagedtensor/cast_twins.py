@@ -38,9 +38,7 @@ def _placement(placement: TwinPlacement | str) -> TwinPlacement:
         return TwinPlacement(placement)
     except ValueError:
         names = ", ".join(repr(known.value) for known in TwinPlacement)
-        raise ValueError(
-            f"placement: expected one of {names}, got {placement!r} ({user_source().quoted()})"
-        ) from None
+        raise ValueError(f"placement: expected one of {names}, got {placement!r} ({user_source().quoted()})") from None
 
 
 def _formats(prec: PrecLike, master_prec: PrecLike) -> tuple[Prec, Prec]:
@@ -95,7 +93,9 @@ def cast_param(
     gradient = p.node.gradient
     if gradient is None:
         return p
-    existing = next((twin for twin in _twins(p.node) if twin.node.specified and twin.node.specified.prec is narrow), None)
+    existing = next(
+        (twin for twin in _twins(p.node) if twin.node.specified and twin.node.specified.prec is narrow), None
+    )
     if existing is not None:
         known = TwinPlacement(existing.node.placement.value)
         if wanted is not TwinPlacement.AUTO and wanted is not known:

@@ -1,8 +1,8 @@
 """Checkpoints: parameters, optimizer state, loss scaler and step count in one safetensors file.
 
 Parameters are keyed by name, optimizer state by (parameter name, kind). Loading compares everything first and reports
-every mismatch at once; it writes nothing until all is right. Files of other projects, safetensors or GGUF, load through a
-name map.
+every mismatch at once; it writes nothing until all is right. Files of other projects, safetensors or GGUF, load through
+a name map.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def save(
 ) -> None:
     """Write the parameters of ``loss`` (or of several tensors) to a safetensors file, in their own precisions.
 
-    ``optimizer`` (the computation or the compiled step) adds the state it keeps, ``scaler`` the loss scaler with the open
-    windows of its gated routines, ``step`` a count that ``load`` gives back. The file is replaced at once or not at all.
-    Raises CheckpointError where a parameter has no values, ContextError where two share a name.
+    ``optimizer`` (the computation or the compiled step) adds the state it keeps, ``scaler`` the loss scaler with the
+    open windows of its gated routines, ``step`` a count that ``load`` gives back. The file is replaced at once or not
+    at all. Raises CheckpointError where a parameter has no values, ContextError where two share a name.
     """
     _check_arguments("save", path, ctx, scaler)
     wanted = _everything(_parameters(loss), optimizer, scaler)
@@ -121,8 +121,8 @@ def load(
 
     Packed weights of a GGUF file are decoded, and its extents turned round: ``(in, out)`` is shape ``(out, in)``.
     Everything is compared before anything is written, and every mismatch is reported at once: a missing name, another
-    shape, another precision. With ``strict=False`` what fits is loaded; with it, or with ``names``, floats convert to the
-    parameter's precision, rounding once. Raises CheckpointError.
+    shape, another precision. With ``strict=False`` what fits is loaded; with it, or with ``names``, floats convert to
+    the parameter's precision, rounding once. Raises CheckpointError.
 
     >>> import stagedtensor as st
     >>> names = {"conv2d.w": ("conv1.weight", lambda a: a.transpose(0, 2, 3, 1)), "conv2d.b": "conv1.bias"}
@@ -194,7 +194,9 @@ class _Plan:
                 try:
                     prec = precision(array.dtype)
                 except PrecisionError:
-                    self.mismatched.append(f"{name}: its function made an array of dtype {array.dtype}, which no format is")
+                    self.mismatched.append(
+                        f"{name}: its function made an array of dtype {array.dtype}, which no format is"
+                    )
                     continue
             shape = shapes.shape(node)
             if array.shape != shape.dims:
@@ -347,4 +349,3 @@ def _damaged(path: str | Path, problem: str) -> CheckpointError:
         f"the metadata {_KEY!r} of {str(path)!r} is damaged: {problem}\n  {user_source().quoted()}\n"
         "  nothing was loaded; take another checkpoint"
     )
-

@@ -56,9 +56,7 @@ def _build(
     outer = list(dict.fromkeys(from_user))
     if not outer:
         return function(*args, **kwargs)
-    group = Composite(
-        name, user_source(), parent=_composite.get(), float_only=float_only, wide_result=wide_result
-    )
+    group = Composite(name, user_source(), parent=_composite.get(), float_only=float_only, wide_result=wide_result)
     token = _composite.set(group)
     try:
         aliases = {tensor: enter(tensor, group) for tensor in outer}
@@ -74,10 +72,7 @@ def _build(
     slots = {alias: Slot.DATA for alias in aliases.values()}
     for alias in aliases.values():
         uses = {
-            operand.slot
-            for record in alias.node.consumers
-            for operand in record.operands
-            if operand.node is alias.node
+            operand.slot for record in alias.node.consumers for operand in record.operands if operand.node is alias.node
         }
         if uses and Slot.DATA not in uses:
             slots[alias] = uses.pop()
@@ -95,4 +90,6 @@ def _build(
 
 def enter(tensor: Tensor, group: Composite) -> Tensor:
     """Return the interior alias of an argument."""
-    return apply_op("enter", (tensor,), pointwise(1), lambda a: a, composite=group, label=tensor.label, text=tensor.label)
+    return apply_op(
+        "enter", (tensor,), pointwise(1), lambda a: a, composite=group, label=tensor.label, text=tensor.label
+    )

@@ -1,7 +1,7 @@
 """Making nodes: what every new node gets from where it is made.
 
-In: a role and a label. Out: a node inside the open composite and precision region, perhaps with a gradient node. The open
-composite, and whether gradients are wanted, are context variables. No ops are applied here.
+In: a role and a label. Out: a node inside the open composite and precision region, perhaps with a gradient node. The
+open composite, and whether gradients are wanted, are context variables. No ops are applied here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Arrays of bf16 and fp8 from other libraries: the DLPack formats that NumPy's own reader does not know.
 
-In: an object with ``__dlpack__`` in host memory, such as a torch tensor. Out: a NumPy copy in the format of ``ml_dtypes``.
-Raises BufferError for formats that this package does not have and for memory of another device. Keeps nothing of the object.
+In: an object with ``__dlpack__`` in host memory, such as a torch tensor. Out: a NumPy copy in the format of
+``ml_dtypes``. Raises BufferError for formats that this package does not have and for memory of another device. Keeps
+nothing of the object.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ class _Tensor(ctypes.Structure):
 
 
 def narrow_from_dlpack(data: Any) -> np.ndarray[Any, Any]:
-    """Return a copy of an array of narrow floats; the capsule stays unread, so its own destructor gives the memory back."""
+    """Return a copy of an array of narrow floats; the capsule stays unread, so its own destructor gives the memory
+    back.
+    """
     capsule = data.__dlpack__()
     tensor = _Tensor.from_address(_address(capsule))
     prec = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if prec is None or tensor.device_type != _HOST:
-        raise BufferError(f"no array in host memory of a format known here (DLPack type {tensor.code}, {tensor.bits} bits)")
+        raise BufferError(
+            f"no array in host memory of a format known here (DLPack type {tensor.code}, {tensor.bits} bits)"
+        )
     shape = tuple(tensor.shape[: tensor.ndim])
     if math.prod(shape) == 0:
         return np.zeros(shape, prec.numpy_dtype)

@@ -65,7 +65,9 @@ class Encoded:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "_fixed"):  # what was checked stays: a shape that does not fit the bytes would read past them
-            raise EncodingError(f"an encoded weight is fixed; its {name} cannot be set: make another Encoded, or repack_to")
+            raise EncodingError(
+                f"an encoded weight is fixed; its {name} cannot be set: make another Encoded, or repack_to"
+            )
         super().__setattr__(name, value)
 
     def __reduce__(self) -> Any:
@@ -104,9 +106,13 @@ class Encoded:
         if not isinstance(self.order, Order):
             raise EncodingError(f"{encoding}: expected an order (ROW_MAJOR or INPUT_BLOCK_MAJOR), got {self.order!r}")
         if encoding.dense and (self.prec.bytes != encoding.nbytes or self.prec.name == "u4x32"):
-            raise EncodingError(f"{encoding} holds elements of {encoding.nbytes} bytes, {self.prec} has {self.prec.bytes}")
+            raise EncodingError(
+                f"{encoding} holds elements of {encoding.nbytes} bytes, {self.prec} has {self.prec.bytes}"
+            )
         if not encoding.dense and self.prec is not f32:
-            raise EncodingError(f"{encoding}: packed weights are logically f32, not {self.prec}; cast what they compute")
+            raise EncodingError(
+                f"{encoding}: packed weights are logically f32, not {self.prec}; cast what they compute"
+            )
         if self.order is not ROW_MAJOR and (encoding.whole or encoding.dense):
             raise EncodingError(f"{encoding} has one order, ROW_MAJOR; it cannot be {self.order.value}")
         if not encoding.whole and self.shape[-1] % encoding.elements:
@@ -116,9 +122,7 @@ class Encoded:
             )
         expected = encoding.size(self.size)
         if self.data.size != expected:
-            raise EncodingError(
-                f"{encoding} of shape {list(self.shape)} takes {expected} bytes, got {self.data.size}"
-            )
+            raise EncodingError(f"{encoding} of shape {list(self.shape)} takes {expected} bytes, got {self.data.size}")
         if (self.scale is None) == (encoding is TernaryPacked):
             raise EncodingError(
                 f"{encoding}: the field scale belongs to TernaryPacked, which needs it, and to no other encoding"
@@ -135,7 +139,9 @@ class Encoded:
             if bad is None and last & last >> 1 & 0x55:
                 bad = codes.size - 1
             if bad is not None:
-                raise EncodingError(f"{encoding}: byte {bad} (elements from {4 * bad}) holds code 3, which means no value")
+                raise EncodingError(
+                    f"{encoding}: byte {bad} (elements from {4 * bad}) holds code 3, which means no value"
+                )
             finite_f32(self.tensor_scale, encoding)
         elif not encoding.dense:
             bad = non_finite_block(encoding, self.data)

@@ -22,8 +22,8 @@ def why(t: Any) -> Reason:
 def explanation(t: Any, solution: PrecisionSolution | None = None) -> str:
     """Return the tree of reasons as text, with the requests that were declined; for an open terminal c read by d::
 
-        c: bf16 Inferred (R3 top-down)
-          because d: bf16 Specified (R4)   model.py:14
+    c: bf16 Inferred (R3 top-down)
+      because d: bf16 Specified (R4)   model.py:14
     """
     node = node_of(t, "explain")
     solution = solution if solution is not None else solve_precisions([node])

@@ -1,7 +1,7 @@
 """A GGUF file as a file of named arrays, for loading by name.
 
-In: a path. Out: a ``TensorFile`` whose arrays decode when they are asked for, so that a large file costs what is loaded of it.
-Packed weights come out in f32, plain ones in their own precision. Nothing is kept packed here: that is
+In: a path. Out: a ``TensorFile`` whose arrays decode when they are asked for, so that a large file costs what is loaded
+of it. Packed weights come out in f32, plain ones in their own precision. Nothing is kept packed here: that is
 ``st.encodings.load_gguf``.
 """
 

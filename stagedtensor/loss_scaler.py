@@ -1,7 +1,7 @@
 """``LossScaler``: the dynamic loss scale, its schedule on the host and its two scalars on the device.
 
-The schedule is torch-AMP's: multiply by ``growth_factor`` after ``growth_interval`` finite steps, by ``backoff_factor`` at
-once after a non-finite one; between clamps that keep both the scale and its reciprocal normal f32 numbers.
+The schedule is torch-AMP's: multiply by ``growth_factor`` after ``growth_interval`` finite steps, by ``backoff_factor``
+at once after a non-finite one; between clamps that keep both the scale and its reciprocal normal f32 numbers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Window:
 class LossScaler:
     """A dynamic loss scale.
 
-    ``scale`` seeds the backward pass, ``unscale`` (f32(1/scale)) multiplies gradients before the optimizer; both are host
-    scalars, so a change compiles nothing. ``good_steps`` counts finite steps since the last change, ``steps`` and
+    ``scale`` seeds the backward pass, ``unscale`` (f32(1/scale)) multiplies gradients before the optimizer; both are
+    host scalars, so a change compiles nothing. ``good_steps`` counts finite steps since the last change, ``steps`` and
     ``skipped_steps`` all of them, ``floor_hits`` the non-finite steps at ``min_scale``. A scaler belongs to the first
     context it is used with. Raises ValueError for settings out of range.
     """
@@ -136,8 +136,8 @@ class LossScaler:
     def update_n(self, ctx: Context, grads_finite: bool, steps: int, skipped: int = 1) -> None:
         """Account for ``steps`` steps at once.
 
-        All finite: ``good_steps`` grows and the scale with it, the remainder is kept. Otherwise the scale backs off once,
-        whatever ``steps``, and ``skipped`` (1 .. steps) are added to ``skipped_steps``.
+        All finite: ``good_steps`` grows and the scale with it, the remainder is kept. Otherwise the scale backs off
+        once, whatever ``steps``, and ``skipped`` (1 .. steps) are added to ``skipped_steps``.
         """
         if not isinstance(grads_finite, bool | np.bool_):
             raise TypeError(f"LossScaler: grads_finite is a bool, not {grads_finite!r}")

@@ -35,13 +35,19 @@ def cross_entropy(
     """-log softmax(logits)[label], over the class ``axis``.
 
     Integer labels have the logits' shape without the class axis (out of range: clamped); float labels are class
-    probabilities of the logits' shape. The mean is over all remaining cells that ``mask`` (not 0; it broadcasts to them) and
-    ``ignore_index`` leave, one cell; with none left it is 0. The result is f32 or wider.
+    probabilities of the logits' shape. The mean is over all remaining cells that ``mask`` (not 0; it broadcasts to
+    them) and ``ignore_index`` leave, one cell; with none left it is 0. The result is f32 or wider.
     """
     x, target = lift(logits), lift(labels)
     _check(reduction, "cross_entropy")
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float) or not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r} ({user_source().quoted()})")
+    if (
+        isinstance(label_smoothing, bool)
+        or not isinstance(label_smoothing, int | float)
+        or not 0.0 <= label_smoothing < 1.0
+    ):
+        raise ValueError(
+            f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r} ({user_source().quoted()})"
+        )
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int | np.integer)):
         raise TypeError(f"cross_entropy: ignore_index is an integer, not {ignore_index!r} ({user_source().quoted()})")
     soft = _are_probabilities(target)

@@ -302,8 +302,8 @@ def scaled_step(
     """Run one step, or one accumulation cycle, of two routines; return whether the update ran.
 
     ``feed(ctx, i)`` is called before each of the ``accum_steps`` runs of ``grad_routine``. The flag is read once; the
-    update runs if the gradients are finite; the scaler accounts for one step. Raises ContextError for routines not built
-    from this scaler and flag, ValueError for accumulation without ``zero_routine``.
+    update runs if the gradients are finite; the scaler accounts for one step. Raises ContextError for routines not
+    built from this scaler and flag, ValueError for accumulation without ``zero_routine``.
     """
     _check_scaler(scaler, "scaled_step")
     count = _check_accumulation(accum_steps, zero_routine, grad_routine, "scaled_step")

@@ -2,8 +2,8 @@
 
 A tensor has a value node and perhaps a gradient node. A node knows its role, where it was written, the rows declared
 for it, what was asked of its precision and placement, the record of the op that computes it and the ops that read it.
-Solved facts (shape, precision) live in solutions, except ``settled``, which a successful compile freezes. The last solution
-is kept until something is built or said that it depends on.
+Solved facts (shape, precision) live in solutions, except ``settled``, which a successful compile freezes. The last
+solution is kept until something is built or said that it depends on.
 """
 
 from __future__ import annotations
@@ -214,5 +214,7 @@ def ancestors(roots: Sequence[Node], *, until: Iterable[Node] = ()) -> list[Node
         seen.add(node)
         stack.append((node, True))
         if node.record is not None:
-            stack.extend((operand.node, False) for operand in reversed(node.record.operands) if operand.node not in seen)
+            stack.extend(
+                (operand.node, False) for operand in reversed(node.record.operands) if operand.node not in seen
+            )
     return order

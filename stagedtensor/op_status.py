@@ -1,8 +1,8 @@
 """The status of every public op: which back ends, gradient rules, exports and encodings it has.
 
-In: the rows of ``public_ops``. Out: the matrix, as Markdown or JSON, and what is wrong with the tables behind it. A cell is
-found by building the op's sample and generating code, gradients or a module for it; no compiler is started and nothing
-is run, which is for tests to do.
+In: the rows of ``public_ops``. Out: the matrix, as Markdown or JSON, and what is wrong with the tables behind it. A
+cell is found by building the op's sample and generating code, gradients or a module for it; no compiler is started and
+nothing is run, which is for tests to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _ROWS, _BLOCKS = 8, 3
 
 @dataclass(frozen=True)
 class Status:
-    """One row of the matrix. ``encodings`` are the packed ones that the op decodes as it reads, None where it reads none.
+    """One row of the matrix. ``encodings`` are the packed ones that the op decodes as it reads, None where it reads
+    none.
 
     ``kind`` is ``composite`` for an op made of others that rounds once; ``arity`` counts operands.
     """
@@ -155,7 +156,10 @@ def _without_a_sample(rows: Mapping[str, PublicOp], samples: Iterable[Sample]) -
             yield f"{name}: a scalar op that no sample computes"
 
 
-_INTERNAL = {"nonfinite": "the finiteness test that gradient updates emit", "identity": "the bare operand of a statement"}
+_INTERNAL = {
+    "nonfinite": "the finiteness test that gradient updates emit",
+    "identity": "the bare operand of a statement",
+}
 
 
 def _gradient_problems(built: Sample) -> Iterator[str]:
@@ -218,7 +222,9 @@ def as_markdown(matrix: Iterable[Status]) -> str:
     rows = list(matrix)
     total = len(PACKED_ENCODINGS)
     table = [row.cells() for row in rows]
-    table.append(("done / applicable", *(_total([cells[at] for cells in table], total) for at in range(1, len(COLUMNS)))))
+    table.append(
+        ("done / applicable", *(_total([cells[at] for cells in table], total) for at in range(1, len(COLUMNS))))
+    )
     reasons = [(row.name, row.non_differentiable) for row in rows if row.non_differentiable]
     blocks_ = [(name, made_of) for name, made_of in BLOCKS.items()]
     return (

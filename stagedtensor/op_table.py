@@ -24,8 +24,8 @@ class ScalarOp:
     (``prelude`` True) and the interpreter takes them from the prelude's mirror. ``float_only``: integer operands join
     with the session default. ``keeps_format``: the result of operands in a narrow format is in that format, so the
     storage rounding may be dropped. ``predicates``: argument positions that are tested against zero. ``neutral``: the
-    element an accumulation with this op starts from. ``non_differentiable``: why no gradient rule has a row for it; empty
-    where one must have.
+    element an accumulation with this op starts from. ``non_differentiable``: why no gradient rule has a row for it;
+    empty where one must have.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """What Python's syntax does with a tensor: operators are names of ops, and what needs values says how to get them.
 
-``Arithmetic`` is what tensors and captured sizes have in common, ``Operators`` all that Python calls by symbols on a tensor.
-Both build nothing themselves: their users say how an op is applied pointwise, how two tensors are contracted, how one is indexed.
+``Arithmetic`` is what tensors and captured sizes have in common, ``Operators`` all that Python calls by symbols on a
+tensor. Both build nothing themselves: their users say how an op is applied pointwise, how two tensors are contracted,
+how one is indexed.
 """
 
 from __future__ import annotations
@@ -87,7 +88,6 @@ class Operators(Arithmetic):
         def label(self) -> str:
             """The name shown in errors."""
             ...
-
 
         def _contracted(self, left: TensorLike, right: TensorLike) -> Tensor: ...
 

@@ -1,7 +1,8 @@
 """Optimizers: SGD with momentum and AdamW, written as statement strings.
 
-Arithmetic is f32 (f64 for f64 parameters). An update may unscale its gradients, scale them again (clipping) and pass a gate
-that selects the old value where it is closed: nothing is multiplied by the gate, so an overflow cannot leak through.
+Arithmetic is f32 (f64 for f64 parameters). An update may unscale its gradients, scale them again (clipping) and pass a
+gate that selects the old value where it is closed: nothing is multiplied by the gate, so an overflow cannot leak
+through.
 """
 
 from __future__ import annotations
@@ -176,9 +177,9 @@ def sgd_update(
 ) -> Comp:
     """Stochastic gradient descent, per trained parameter, each line its own rounding at f32 (f64 for f64).
 
-    g = grad * grad_unscale (stored back in place by default); e = g * grad_scale (0 selects 0); d = e + weight_decay * p;
-    m' = momentum * m + d; u = d + momentum * m' with ``nesterov``, else m' (d without momentum); p' = p - learning_rate * u;
-    p and m keep their bits where ``update_gate`` is 0. Raises ValueError for settings out of range.
+    g = grad * grad_unscale (stored back in place by default); e = g * grad_scale (0 selects 0); d = e + weight_decay *
+    p; m' = momentum * m + d; u = d + momentum * m' with ``nesterov``, else m' (d without momentum); p' = p -
+    learning_rate * u; p and m keep their bits where ``update_gate`` is 0. Raises ValueError for settings out of range.
     """
     rate = learning_rate_scalar(learning_rate)
     chosen = chosen_params(loss, params, "sgd_update")
@@ -236,8 +237,8 @@ def adamw_update(
 ) -> Comp:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), per trained parameter.
 
-    t' = t + 1 (i32, one per update); bc_i = 1 - beta_i^t' in f64; m' = m + (1 - beta1)(e - m); v' = v + (1 - beta2)(e e - v);
-    q = p - (lr * weight_decay) p; p' = q - lr ((m' / bc1) / (sqrt(v' / bc2) + eps)). p, m, v and t pass the gate.
+    t' = t + 1 (i32, one per update); bc_i = 1 - beta_i^t' in f64; m' = m + (1 - beta1)(e - m); v' = v + (1 - beta2)(e e
+    - v); q = p - (lr * weight_decay) p; p' = q - lr ((m' / bc1) / (sqrt(v' / bc2) + eps)). p, m, v and t pass the gate.
     Raises ValueError for settings out of range.
     """
     if not isinstance(betas, tuple | list) or len(betas) != 2:

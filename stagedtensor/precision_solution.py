@@ -1,6 +1,7 @@
 """What the precision solver answers, and how a successful compile freezes it.
 
-In: reasons, refusals and saturation of the nodes of a component. Out: answers to lookups; only ``settle`` changes nodes.
+In: reasons, refusals and saturation of the nodes of a component. Out: answers to lookups; only ``settle`` changes
+nodes.
 """
 
 from __future__ import annotations

@@ -178,16 +178,9 @@ def forward(*tensors: HasNode) -> Comp:
     roots = []
     for tensor in tensors:
         if not _has_node(tensor):
-            raise TypeError(
-                f"forward: expected tensors, got {type(tensor).__name__} ({user_source().quoted()})"
-            )
+            raise TypeError(f"forward: expected tensors, got {type(tensor).__name__} ({user_source().quoted()})")
         roots.append(tensor.node)
-    made = [
-        statement
-        for node in ancestors(roots)
-        if node.record is not None
-        for statement in node.record.statements
-    ]
+    made = [statement for node in ancestors(roots) if node.record is not None for statement in node.record.statements]
     return Comp(tuple(made), "forward")
 
 
@@ -294,9 +287,7 @@ def solve_program(
     kept = dict.fromkeys((*wanted, *(item if isinstance(item, Node) else item.node for item in keep)))
     pairs = list(computation.statements())
     nodes = tuple(dict.fromkeys((*computation.nodes(), *sorted(kept, key=lambda node: node.number))))
-    scoped = dict.fromkeys(
-        node for statement, _ in pairs for node in (*statement.scope.nodes, statement.scope.result)
-    )
+    scoped = dict.fromkeys(node for statement, _ in pairs for node in (*statement.scope.nodes, statement.scope.result))
     shapes, precisions = shapes_and_precisions(dict.fromkeys((*nodes, *scoped)))
     check_literals(precisions, nodes)
     _refuse_counter_state([statement for statement, _ in pairs], precisions)
@@ -307,7 +298,9 @@ def solve_program(
     ]
     bypassed = equal_boundaries(nodes, precisions, kept)
     if bypassed:
-        pairs = [(around(statement, bypassed), path) for statement, path in pairs if statement.scope.result not in bypassed]
+        pairs = [
+            (around(statement, bypassed), path) for statement, path in pairs if statement.scope.result not in bypassed
+        ]
         nodes = tuple(node for node in nodes if node not in bypassed)
     return Solved(
         name or computation.name,

@@ -1,7 +1,7 @@
 """Helpers about pairs and chains of formats: which join, which convert, whether a chain of converts is possible.
 
-In: formats or anything ``precision`` accepts. Out: formats and truth values, or PrecisionError naming the formats. Nothing
-is converted here.
+In: formats or anything ``precision`` accepts. Out: formats and truth values, or PrecisionError naming the formats.
+Nothing is converted here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The public ops, one row each: how a sample of an op is built, and why it has no gradient where it has none.
 
 In: nothing. Out: ``PUBLIC_OPS``, from which the status page, the coverage checks and the tests of export and gradients
-are made. A row says what cannot be derived; which back ends, gradient rules and encodings an op has is found by building
-its sample (``op_status``). Functions made of these ops alone (``BLOCKS``) and samplers have no row.
+are made. A row says what cannot be derived; which back ends, gradient rules and encodings an op has is found by
+building its sample (``op_status``). Functions made of these ops alone (``BLOCKS``) and samplers have no row.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Build: TypeAlias = Callable[..., Tensor]
 class Values:
     """Values of one operand: uniform between ``low`` and ``high``, none nearer to 0 than ``away``.
 
-    ``input`` counts the trailing axes of that row, the others are output axes. With ``ids`` the values are integers below
-    it, a constant.
+    ``input`` counts the trailing axes of that row, the others are output axes. With ``ids`` the values are integers
+    below it, a constant.
     """
 
     shape: tuple[int, ...]
@@ -62,8 +62,8 @@ class Values:
 class PublicOp:
     """One op: a builder of samples and the operands it is given.
 
-    ``non_differentiable`` is the reason for having no gradient. ``weight`` reads an encoded matrix ``[out, in]`` fused with
-    what the op computes, None where no operand of the op is a weight matrix.
+    ``non_differentiable`` is the reason for having no gradient. ``weight`` reads an encoded matrix ``[out, in]`` fused
+    with what the op computes, None where no operand of the op is a weight matrix.
     """
 
     name: str

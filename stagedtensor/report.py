@@ -1,7 +1,7 @@
 """A self-contained HTML page about one routine: graph, kernels, precisions, memory plan, roofline.
 
-In: a compiled routine. Out: one file without scripts or references to other files. Measures the machine's copy bandwidth and
-multiplication rate with NumPy for the roofline (a fraction of a second); changes nothing.
+In: a compiled routine. Out: one file without scripts or references to other files. Measures the machine's copy
+bandwidth and multiplication rate with NumPy for the roofline (a fraction of a second); changes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def page(routine: Routine) -> str:
         ("Graph", f"<p>{_legend({*types.values(), *precisions.values()})}</p>{graph(routine.kernels, types)}"),
         ("Kernels", _kernels(routine.kernels, types)),
         ("Precisions", _precisions(routine)),
-        ("Memory", memory(routine.executable.temporaries, routine.executable.arena_bytes, routine.executable.saved_bytes)),
+        (
+            "Memory",
+            memory(routine.executable.temporaries, routine.executable.arena_bytes, routine.executable.saved_bytes),
+        ),
         ("Roofline", roofline(routine.kernels, *machine_peaks())),
         ("Source", f"<pre>{escape(routine.source)}</pre>"),
     )

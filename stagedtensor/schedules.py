@@ -73,9 +73,7 @@ def lr_at(schedule: LrSchedule, step: int) -> float:
     return base if step < start else low + (base - low) * (1.0 - math.sqrt(ratio(start)))
 
 
-def scheduled_learning_rate(
-    schedule: LrSchedule, label: str = "lr"
-) -> tuple[Tensor, Callable[[Context, int], None]]:
+def scheduled_learning_rate(schedule: LrSchedule, label: str = "lr") -> tuple[Tensor, Callable[[Context, int], None]]:
     """Return a host scalar and a setter ``set_lr(ctx, step)`` that writes the schedule's value into it."""
     rate = host_scalar(label, lr_at(schedule, 0))
 

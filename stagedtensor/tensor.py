@@ -59,6 +59,7 @@ _parameter_hook: ContextVar[ParameterHook | None] = ContextVar("stagedtensor_par
 _BORDERS = {"enter": "argument of a composite", "leave": "composite"}
 """How the two ends of a composite show."""
 
+
 class Tensor(Operators):
     """A value node with its gradient node, if any. Built by functions of this package, never directly.
 
@@ -217,8 +218,8 @@ def lift(value: TensorLike, *, label: str | None = None) -> Tensor:
 def encoded_constant(value: Encoded, label: str | None = None) -> Tensor:
     """Return an encoded weight as a constant: its last axis is the input row, the others are the output row.
 
-    A vector is one output axis. Packed bytes stay packed: whatever reads the tensor decodes what it reads, and in a precision
-    region rounds it once.
+    A vector is one output axis. Packed bytes stay packed: whatever reads the tensor decodes what it reads, and in a
+    precision region rounds it once.
     """
     axes = tuple(DeclaredAxis(size) for size in value.shape)
     output, input_ = (axes[:-1], axes[-1:]) if len(axes) > 1 else (axes, ())

@@ -171,10 +171,7 @@ def _rows_of_array(name: str, data: np.ndarray[Any, Any], input_: Rows, output: 
         wanted = None if given is None or isinstance(given, int) else tuple(given)
         fits = taken is not None and (
             wanted is None
-            or (
-                len(wanted) == len(taken)
-                and all(w in (None, t) or w == t for w, t in zip(wanted, taken, strict=True))
-            )
+            or (len(wanted) == len(taken) and all(w in (None, t) or w == t for w, t in zip(wanted, taken, strict=True)))
         )
         if not fits:
             raise ShapeError(
@@ -183,7 +180,9 @@ def _rows_of_array(name: str, data: np.ndarray[Any, Any], input_: Rows, output: 
             )
     assert declared is not None
     return DeclaredShape(
-        DeclaredRow(), declared_row(list(declared[1]), open_if_none=False), declared_row(list(declared[0]), open_if_none=False)
+        DeclaredRow(),
+        declared_row(list(declared[1]), open_if_none=False),
+        declared_row(list(declared[0]), open_if_none=False),
     )
 
 
@@ -289,7 +288,8 @@ def cell_like(node: Node) -> Node:
 
 
 def state(owner: Tensor, kind: str, prec: Any, *, one_cell: bool = False) -> Tensor:
-    """Make optimizer state of ``owner``'s shape, or of one cell: zero at allocation, saved by (parameter name, ``kind``).
+    """Make optimizer state of ``owner``'s shape, or of one cell: zero at allocation, saved by (parameter name,
+    ``kind``).
 
     Cells whose magnitude is below the least normal number are stored as 0.
     """
@@ -330,7 +330,10 @@ def _sampler(init: Initializer, name: str | None, seed: int, rows: dict[str, Row
                 NumberLiteral(low),
                 Apply(
                     "mul",
-                    (NumberLiteral(spread), Apply(draw, (NumberLiteral(key0), NumberLiteral(key1), LinearIndex(ALL_ROWS)))),
+                    (
+                        NumberLiteral(spread),
+                        Apply(draw, (NumberLiteral(key0), NumberLiteral(key1), LinearIndex(ALL_ROWS))),
+                    ),
                 ),
             ),
         ),
@@ -363,7 +366,8 @@ def uniform(
 ) -> Any:
     """Uniform values in [low, high): an initializer, or a random tensor where rows are given.
 
-    A tensor's stream is keyed by ``seed`` and ``name``; an initializer's by ``init_params(seed=)`` and the parameter's name.
+    A tensor's stream is keyed by ``seed`` and ``name``; an initializer's by ``init_params(seed=)`` and the parameter's
+    name.
     """
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"uniform: expected finite low <= high, got {low} and {high}")

@@ -14,7 +14,9 @@ import pytest
 _FOLDER = Path(__file__).parent / "golden"
 
 # Tests never touch the user's kernel cache; one of their own survives runs, so that a second run compiles little.
-os.environ.setdefault("STAGEDTENSOR_CACHE", os.path.join(tempfile.gettempdir(), f"stagedtensor-tests-{getpass.getuser()}"))
+os.environ.setdefault(
+    "STAGEDTENSOR_CACHE", os.path.join(tempfile.gettempdir(), f"stagedtensor-tests-{getpass.getuser()}")
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,8 @@
 """Where a routine's threads must wait for one another.
 
-In: a scheduled module and its memory plan. Out: for each kernel, whether a barrier stands in front of it. Two kernels need
-one between them if they touch the same bytes, one of them writing, unless both are thread 0's or each thread touches only
-bytes that its own part of the earlier kernel touched.
+In: a scheduled module and its memory plan. Out: for each kernel, whether a barrier stands in front of it. Two kernels
+need one between them if they touch the same bytes, one of them writing, unless both are thread 0's or each thread
+touches only bytes that its own part of the earlier kernel touched.
 """
 
 from __future__ import annotations

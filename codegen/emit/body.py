@@ -1,7 +1,7 @@
 """Statements of the loop IR as C text, indented, with scoped names.
 
-In: the body of one proc. Out: its lines, and the prelude functions they call. A parallel loop becomes this thread's part
-of a static partition; what stands beside it in the same proc is thread 0's. Prints no signatures.
+In: the body of one proc. Out: its lines, and the prelude functions they call. A parallel loop becomes this thread's
+part of a static partition; what stands beside it in the same proc is thread 0's. Prints no signatures.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ FLAT_GRAIN = 64
 
 
 def partition_grain(stmt: For) -> int:
-    """Return the unit in which the iterations of a parallel loop are dealt out: cells in a flat loop, else single steps."""
+    """Return the unit in which the iterations of a parallel loop are dealt out: cells in a flat loop, else single
+    steps.
+    """
     inner = any(isinstance(part, For) for part in walk_stmts(stmt.body))
     return 1 if inner else FLAT_GRAIN
 
@@ -69,8 +71,8 @@ def partition_grain(stmt: For) -> int:
 class BodyPrinter:
     """Prints the statements of one proc. ``used`` collects the functions called.
 
-    ``counts`` are scalar parameters: extents and static indices, which are never negative. ``given`` are local arrays that
-    the caller provides, named already. ``vectors`` allows explicit vectors.
+    ``counts`` are scalar parameters: extents and static indices, which are never negative. ``given`` are local arrays
+    that the caller provides, named already. ``vectors`` allows explicit vectors.
     """
 
     def __init__(
@@ -146,7 +148,8 @@ class BodyPrinter:
         yield from self._alone(alone, depth)
 
     def _widened(self, value: Expr) -> str:
-        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything else.
+        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything
+        else.
 
         In an innermost loop it would keep them from vectors of their own.
         """
@@ -275,7 +278,9 @@ class BodyPrinter:
         assert isinstance(sums, Buffer)
         name = matrix_tile_name(stmt.name, stmt.m)
         self.used.add(name)
-        operands = f"{self._cell_address(rows, first_row)}, {self._index_text(step)}, {self._cell_address(panel, first)}"
+        operands = (
+            f"{self._cell_address(rows, first_row)}, {self._index_text(step)}, {self._cell_address(panel, first)}"
+        )
         return f"{pad}{name}({self.names.of(sums)}, {operands}, {self._index_text(count)});"
 
     def _cell_address(self, buffer: Expr | Buffer, start: Expr | Buffer) -> str:

@@ -1,8 +1,8 @@
 """C source of a routine: a scheduled module -> one translation unit.
 
 In: a module whose blocks are loop nests, the target, and the memory plan. Out: :class:`CSource`: a static function per
-kernel and one entry ``void NAME(void **frame, const int64_t *scalars, int tid, int nt, st_barrier *barrier)`` that every
-thread of the pool runs. The text depends on module and target alone. Chooses no schedule.
+kernel and one entry ``void NAME(void **frame, const int64_t *scalars, int tid, int nt, st_barrier *barrier)`` that
+every thread of the pool runs. The text depends on module and target alone. Chooses no schedule.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class KernelText:
 class CSource:
     """A translation unit and how to call it.
 
-    ``frame`` holds the address of each of ``buffers`` in order, then that of an arena aligned to 64: ``arena_bytes`` bytes
-    for all threads, behind them ``thread_bytes`` for each (it may be null where both are 0). ``scalars`` are the i64
-    parameters in order.
+    ``frame`` holds the address of each of ``buffers`` in order, then that of an arena aligned to 64: ``arena_bytes``
+    bytes for all threads, behind them ``thread_bytes`` for each (it may be null where both are 0). ``scalars`` are the
+    i64 parameters in order.
     """
 
     text: str
@@ -90,8 +90,8 @@ def emit_module(
 ) -> CSource:
     """Print ``module`` as C.
 
-    ``header`` declares ``st_barrier`` and ``st_barrier_wait``; ``prelude=False`` leaves out everything before the kernels
-    (for reading and tests, not for compiling). ``plan`` defaults to :func:`plan_memory`'s.
+    ``header`` declares ``st_barrier`` and ``st_barrier_wait``; ``prelude=False`` leaves out everything before the
+    kernels (for reading and tests, not for compiling). ``plan`` defaults to :func:`plan_memory`'s.
     """
     plan = plan_memory(module) if plan is None else plan
     file_names = Names()
@@ -331,7 +331,9 @@ def _entry(module: Module, entry: str, kernel_names: list[str], plan: MemoryPlan
     thread_bytes = bytes_of_a_thread(module.kernels)
     if thread_bytes:
         first = -(-plan.peak // ALIGNMENT) * ALIGNMENT
-        lines.append(f"char *const own = (char *)frame[{len(module.external)}] + {first} + (int64_t)tid * {thread_bytes};")
+        lines.append(
+            f"char *const own = (char *)frame[{len(module.external)}] + {first} + (int64_t)tid * {thread_bytes};"
+        )
     for buffer in module.external:
         if buffer in used:
             lines.append(f"{buffer.type.c_type} *const {names.give(buffer, buffer.name)} = frame[{position[buffer]}];")

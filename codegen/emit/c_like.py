@@ -166,8 +166,8 @@ _PROMOTED_BITS = 32
 class ExpressionPrinter:
     """Prints expressions; collects the prelude names it used in ``used``.
 
-    ``nonnegative`` tells whether an index is known not to be negative: C's own division is then the floored one. ``bounds`` are
-    the limits of loop variables in scope.
+    ``nonnegative`` tells whether an index is known not to be negative: C's own division is then the floored one.
+    ``bounds`` are the limits of loop variables in scope.
     """
 
     dialect: Dialect

@@ -1,7 +1,7 @@
 """CUDA source of a routine: a module scheduled for CUDA -> one translation unit of ``extern "C"`` kernels.
 
-In: a module whose kernels carry their launch. Out: :class:`CudaSource`: the text, and per kernel its launch dimensions and
-arguments in order. The same text is compiled for GPUs and, beside the emulation header, for the host. Kernels take
+In: a module whose kernels carry their launch. Out: :class:`CudaSource`: the text, and per kernel its launch dimensions
+and arguments in order. The same text is compiled for GPUs and, beside the emulation header, for the host. Kernels take
 pointers, and where they need run-time extents or indices one pointer to all of them, which stays valid when a captured
 graph is replayed. Chooses no schedule.
 """
@@ -89,8 +89,9 @@ class CudaDialect:
 class CudaKernel:
     """One kernel as launched. Kernels that differ in names alone are one function, with one ``name`` and ``text``.
 
-    ``buffers`` are its pointer arguments in order; ``scalars`` tells whether a pointer to the routine's scalars follows.
-    ``lines`` are its first and last in the whole text, from 1; ``text`` begins with the functions that it calls.
+    ``buffers`` are its pointer arguments in order; ``scalars`` tells whether a pointer to the routine's scalars
+    follows. ``lines`` are its first and last in the whole text, from 1; ``text`` begins with the functions that it
+    calls.
     """
 
     proc: Proc
@@ -220,10 +221,10 @@ def _shared_bytes(proc: Proc) -> int:
     return own + launch.dynamic_bytes
 
 
-def _function(
-    proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...], *, part: bool = False
-) -> _Printed:
-    """Print a kernel, or with ``part`` a function that does its work in ``blocks`` blocks, of which it is number ``block``."""
+def _function(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...], *, part: bool = False) -> _Printed:
+    """Print a kernel, or with ``part`` a function that does its work in ``blocks`` blocks, of which it is number
+    ``block``.
+    """
     launch = launch_of(proc)
     buffers = used_buffers(proc)
     common = cells_in_common(plan, proc, buffers)

@@ -1,7 +1,8 @@
 """Values that depend on one small digit: of at most four bits, in a register that has sixteen cells.
 
-In: an expression of a loop's iteration. Out: the digit, where the iteration enters by nothing else, so that the values of all
-digits are one vector, made once, and each iteration takes its own from it. Same expression, same bits. Prints nothing.
+In: an expression of a loop's iteration. Out: the digit, where the iteration enters by nothing else, so that the values
+of all digits are one vector, made once, and each iteration takes its own from it. Same expression, same bits. Prints
+nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def possible_bits(expr: Expr) -> int:
 
 
 def digit_in(expr: Expr, varies: Varies) -> Expr | None:
-    """Return the u32 whose last four bits alone decide ``expr`` among the iterations, None where there is no such thing.
+    """Return the u32 whose last four bits alone decide ``expr`` among the iterations, None where there is no such
+    thing.
 
     ``varies`` tells whether an expression changes from iteration to iteration.
     """
@@ -86,7 +88,9 @@ def _digit(expr: Expr) -> Expr | None:
 
 def with_digit(expr: Expr, digit: Expr, other: Expr) -> Expr:
     """Return ``expr`` with ``other``, below 16, for the digit."""
-    last_four = isinstance(expr, Apply) and expr.op == "mod" and expr.args[0] == digit and power_of_two(expr.args[1]) == 4
+    last_four = (
+        isinstance(expr, Apply) and expr.op == "mod" and expr.args[0] == digit and power_of_two(expr.args[1]) == 4
+    )
     if expr == digit or last_four:
         return other
     return with_children(expr, tuple(with_digit(part, digit, other) for part in children(expr)))

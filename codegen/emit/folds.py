@@ -1,8 +1,8 @@
 """Partial results in the cells of a vector, merged halves onto halves without leaving the register.
 
-In: one step of such a merge: a loop over the lower half of the cells that are left, or the store of the last one. Out: what
-prints it as one line; None for anything else. Only greatest and least values: cell by cell, each of these would be a branch that
-goes either way as often.
+In: one step of such a merge: a loop over the lower half of the cells that are left, or the store of the last one. Out:
+what prints it as one line; None for anything else. Only greatest and least values: cell by cell, each of these would be
+a branch that goes either way as often.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a proc does apart from the names in it: procs of one form have the same function, without printing it again.
 
-In: a scheduled proc, and which of its buffers are the same cells. Out: a hashable value. Symbols and buffers count by the
-order in which they appear; of a buffer its format, shape and place in memory stand there too. Origins, paths and costs are
-left out. Decides nothing and prints nothing.
+In: a scheduled proc, and which of its buffers are the same cells. Out: a hashable value. Symbols and buffers count by
+the order in which they appear; of a buffer its format, shape and place in memory stand there too. Origins, paths and
+costs are left out. Decides nothing and prints nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Functions of generated C that stand outside the prelude: partitions, transposed squares, tiles of multiply-adds.
 
-In: a name. Out: its text, for the head of a translation unit, and the prelude functions that it calls. They move values,
-count iterations and run loops over the prelude's arithmetic; they know no formats but f32 and f64.
+In: a name. Out: its text, for the head of a translation unit, and the prelude functions that it calls. They move
+values, count iterations and run loops over the prelude's arithmetic; they know no formats but f32 and f64.
 """
 
 from __future__ import annotations

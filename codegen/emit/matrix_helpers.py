@@ -1,7 +1,8 @@
 """The functions of generated C that multiply on a matrix unit: rows in memory times a panel of pairs, into f32 sums.
 
-In: nothing. Out: names and texts, one for each unit and height of a tile, whose sums start from 0 or go on. They call the
-``st_tile_...`` functions of the prelude, or ``st_dot_bf16``, which are instructions or plain C, and are the same text for both.
+In: nothing. Out: names and texts, one for each unit and height of a tile, whose sums start from 0 or go on. They call
+the ``st_tile_...`` functions of the prelude, or ``st_dot_bf16``, which are instructions or plain C, and are the same
+text for both.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ def _on_tiles(kind: str, rows: int) -> str:
 
     def block(row_cells: str, row_step: str, band_step: str, column_cells: str, pad: str) -> list[str]:
         lines = [
-            f"st_tile_load({4 + band}, {row_cells}{f' + {SIDE} * {band_step}' if band else ''}, {row_step});" for band in bands
+            f"st_tile_load({4 + band}, {row_cells}{f' + {SIDE} * {band_step}' if band else ''}, {row_step});"
+            for band in bands
         ]
-        lines += [f"st_tile_load({6 + side}, {column_cells}{f' + {COLUMNS}' if side else ''}, {4 * COLUMNS});" for side in range(2)]
+        lines += [
+            f"st_tile_load({6 + side}, {column_cells}{f' + {COLUMNS}' if side else ''}, {4 * COLUMNS});"
+            for side in range(2)
+        ]
         lines += [f"st_tile_multiply_bf16({tile}, {4 + band}, {6 + side});" for tile, band, side in sums]
         return [pad + line for line in lines]
 
@@ -102,7 +107,9 @@ def _by_dots(kind: str, rows: int) -> str:
 
 def _head(kind: str, rows: int, *order: str) -> tuple[str, ...]:
     sign = "+=" if kind.endswith("_add") else "="
-    start = f"/* acc[r][c] {sign} rows[r] * columns[c] over all terms: {rows} rows, {COLUMNS} columns in pairs of terms."
+    start = (
+        f"/* acc[r][c] {sign} rows[r] * columns[c] over all terms: {rows} rows, {COLUMNS} columns in pairs of terms."
+    )
     return (
         f"{start} {order[0]}",
         f"   {order[1]} */",
@@ -114,7 +121,11 @@ def _head(kind: str, rows: int, *order: str) -> tuple[str, ...]:
 
 
 _TEXTS = {
-    MATRIX_TILES: (_on_tiles, (SIDE, 2 * SIDE), frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16"))),
+    MATRIX_TILES: (
+        _on_tiles,
+        (SIDE, 2 * SIDE),
+        frozenset(("st_tile_zero", "st_tile_load", "st_tile_store", "st_tile_multiply_bf16")),
+    ),
     DOT_TILES: (_by_dots, (SIDE,), frozenset(("st_load_pairs", "st_repeat_pair", "st_dot_bf16"))),
 }
 MATRIX_FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {

@@ -1,7 +1,7 @@
 """Identifiers of generated source: sanitised once, reserved words avoided, unique by order of appearance.
 
-In: hints (labels of nodes, axes, kernels). Out: C, C++ and CUDA identifiers. A name is taken while the scope that it was
-given in is open, so sibling loops may use the same one. Knows no types.
+In: hints (labels of nodes, axes, kernels). Out: C, C++ and CUDA identifiers. A name is taken while the scope that it
+was given in is open, so sibling loops may use the same one. Knows no types.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def sanitise(hint: str) -> str:
 class Names:
     """Gives identifiers to keys (symbols, buffers), one scope inside another.
 
-    ``reserved`` are names that generated text uses otherwise; names beginning with ``st_`` or ``ST_`` are the prelude's.
+    ``reserved`` are names that generated text uses otherwise; names beginning with ``st_`` or ``ST_`` are the
+    prelude's.
     """
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:

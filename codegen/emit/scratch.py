@@ -1,8 +1,8 @@
 """Where large local arrays of kernels lie: in memory that each thread owns, beside the arena, and not on its stack.
 
-In: kernels. Out: an offset for each of their local arrays from ``LEAST_BYTES`` on, and the bytes that a thread needs. The
-arrays of one kernel lie side by side; kernels follow one another in a thread, so they share the bytes. Smaller arrays stay
-where the compiler puts them.
+In: kernels. Out: an offset for each of their local arrays from ``LEAST_BYTES`` on, and the bytes that a thread needs.
+The arrays of one kernel lie side by side; kernels follow one another in a thread, so they share the bytes. Smaller
+arrays stay where the compiler puts them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One C source as several translation units, to be compiled side by side.
 
-In: the text of a routine, the lines of its kernels, and how many units are wanted. Out: :class:`Units`, each with the head,
-some of the kernels and declarations of the others; the routine itself, which only calls, is a unit of its own. ``#line``
-directives say where everything stands in the whole source, so that a compiler speaks of that. Kernels are functions that
-are never inlined: the bits of a result do not depend on the number of units.
+In: the text of a routine, the lines of its kernels, and how many units are wanted. Out: :class:`Units`, each with the
+head, some of the kernels and declarations of the others; the routine itself, which only calls, is a unit of its own.
+``#line`` directives say where everything stands in the whole source, so that a compiler speaks of that. Kernels are
+functions that are never inlined: the bits of a result do not depend on the number of units.
 """
 
 from __future__ import annotations

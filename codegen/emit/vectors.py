@@ -66,7 +66,9 @@ _LARGE = 1 << 25
 
 
 def in_vectors(loop: For, bounds: Mapping[Symbol, int]) -> bool:
-    """Tell whether ``loop`` can and should be printed with vectors; ``bounds`` are the limits of loop variables in scope."""
+    """Tell whether ``loop`` can and should be printed with vectors; ``bounds`` are the limits of loop variables in
+    scope.
+    """
     if loop.kind not in ("lane", "vector", "parallel"):
         return False
     extent = constant(loop.iterator.extent)
@@ -174,9 +176,7 @@ class _Judge:
             self._profits = True
             return not (arg.saturate or arg.flush) and self._value(arg.arg)
         if expr.type is i32 and arg.type is i64:
-            return affine(arg).coefficient(self._lane) == 1 and not any(
-                isinstance(part, Load) for part in walk(arg)
-            )
+            return affine(arg).coefficient(self._lane) == 1 and not any(isinstance(part, Load) for part in walk(arg))
         known = {(f32, i32), (i32, u32), (u32, i32)}
         return (expr.type, arg.type) in known and self._value(arg)
 
@@ -249,7 +249,9 @@ class VectorPrinter:
         """
         self._start, self._some = start, some
         self._varying = {self.lane}
-        self._busy = any(_is_costly(part) for stmt in body if isinstance(stmt, Let | Store) for part in walk(stmt.value))
+        self._busy = any(
+            _is_costly(part) for stmt in body if isinstance(stmt, Let | Store) for part in walk(stmt.value)
+        )
         for stmt in body:
             if isinstance(stmt, Let):
                 varies = self._varies(stmt.value)
@@ -446,7 +448,9 @@ class VectorPrinter:
 
 
 def pieces(loop: For) -> tuple[tuple[Expr, int], ...]:
-    """Return (start, iterations) of each vector of a short loop of lanes, which is written out; none for a loop that stays one."""
+    """Return (start, iterations) of each vector of a short loop of lanes, which is written out; none for a loop that
+    stays one.
+    """
     extent = constant(loop.iterator.extent)
     if loop.kind != "lane" or extent is None or extent > _MOST_UNROLLED * CELLS:
         return ()

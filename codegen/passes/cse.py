@@ -1,7 +1,7 @@
 """Common subexpressions of one block: computed once, named by a let.
 
-In: blocks. Out: blocks in which every value that stands twice at one point is a let. A load counts as a value, and never
-moves past a store to its buffer: a load in a let that such a store precedes stays a let. Values that depend on
+In: blocks. Out: blocks in which every value that stands twice at one point is a let. A load counts as a value, and
+never moves past a store to its buffer: a load in a let that such a store precedes stays a let. Values that depend on
 accumulators, indices that memory does not decide, and scatter blocks stay as they are::
 
     y[i] <- (x[i] + 1.0) * (x[i] + 1.0)   ->   let v = x[i] + 1.0; y[i] <- v * v

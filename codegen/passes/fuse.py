@@ -47,7 +47,9 @@ def fuse(module: ir.Module) -> ir.Module:
 
 
 def _add(groups: list[Item], item: Item, readers: Readers) -> None:
-    """Merge ``item`` into a group: up to its place, or where something between holds it back, the group down to the end."""
+    """Merge ``item`` into a group: up to its place, or where something between holds it back, the group down to the
+    end.
+    """
     held_back = False
     for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
         group = groups[position]
@@ -239,7 +241,12 @@ def _epilogue(first: Item, second: Item, readers: Readers) -> ir.Block | None:
 
 def _siblings(first: Item, second: Item) -> ir.Block | None:
     a, b = first.block, second.block
-    if is_contraction(a) or is_contraction(b) or not _same_extents(a.data, b.data) or not _same_extents(a.reduce, b.reduce):
+    if (
+        is_contraction(a)
+        or is_contraction(b)
+        or not _same_extents(a.data, b.data)
+        or not _same_extents(a.reduce, b.reduce)
+    ):
         return None
     shared = first.effects.read_set & second.effects.read_set
     if not any(buffer.size > 1 for buffer in shared) or first.effects.write_set & second.effects.write_set:

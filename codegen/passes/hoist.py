@@ -1,13 +1,15 @@
 """Loads that no iteration changes, moved in front of their loops.
 
-In: scheduled kernels. Out: the same with a let per such load. A C compiler could do it only where it can prove that no store
-hits the cell and that the load cannot fail; a load it leaves under a condition keeps the whole loop from vectorising::
+In: scheduled kernels. Out: the same with a let per such load. A C compiler could do it only where it can prove that no
+store hits the cell and that the load cannot fail; a load it leaves under a condition keeps the whole loop from
+vectorising::
 
     for i: y[i] = where(g[i], rate[0] * x[i], x[i])    ->    rate = rate[0]
                                                              for i: y[i] = where(g[i], rate * x[i], x[i])
 
-A load moves if its kernel never writes the buffer and if it is sure to be valid: its indices are constants, or it stands
-under no condition in a loop that runs at least once. Conversions of such a load move along. Computes nothing anew.
+A load moves if its kernel never writes the buffer and if it is sure to be valid: its indices are constants, or it
+stands under no condition in a loop that runs at least once. Conversions of such a load move along. Computes nothing
+anew.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ In: scheduled kernels. Out: fewer, each with one parallel loop whose body is the
     parallel for row: sum[row] = ... max[row]            max[row] = ...
                                                          sum[row] = ... max[row]
 
-Two are jammed where both loops have the same extent and every buffer that both touch and one writes is divided among the
-iterations in the same way, so that none reads what another writes. Flat loops (nothing inside to run per row) and register
-tiles stay apart. Statements keep their order; nothing is computed differently.
+Two are jammed where both loops have the same extent and every buffer that both touch and one writes is divided among
+the iterations in the same way, so that none reads what another writes. Flat loops (nothing inside to run per row) and
+register tiles stay apart. Statements keep their order; nothing is computed differently.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Narrow storage for values that are only ever needed in a narrow format.
 
-In: a module, one block per kernel. Out: the same values, bit for bit (those of a NaN aside), some in fewer bytes. An f32
-temporary is stored in the format to which its readers round it, where all of them do, or where its values are in that format
-anyway. Rounding happens once, where the value is made, and the rounded copy is the value itself::
+In: a module, one block per kernel. Out: the same values, bit for bit (those of a NaN aside), some in fewer bytes. An
+f32 temporary is stored in the format to which its readers round it, where all of them do, or where its values are in
+that format anyway. Rounding happens once, where the value is made, and the rounded copy is the value itself::
 
     g[i] = where(c[i], f32(h[i]), 0.0)        ->    g[i] = bf16(where(c[i], f32(h[i]), 0.0))     h is bf16, so is g
     n[i] = bf16(g[i])                               n[i] = g[i]
@@ -47,7 +47,9 @@ def narrow(module: ir.Module) -> ir.Module:
         return module
     touched = set(chosen)
     kernels = [
-        kernel_of(simplify_block(work.block(block))) if touched & {*_written(block), *(load.buffer for load in loads(block))} else kernel
+        kernel_of(simplify_block(work.block(block)))
+        if touched & {*_written(block), *(load.buffer for load in loads(block))}
+        else kernel
         for kernel, block in zip(module.kernels, blocks, strict=True)
     ]
     temporaries = tuple(chosen.get(buffer, buffer) for buffer in module.temporaries)

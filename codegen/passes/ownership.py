@@ -1,7 +1,7 @@
 """Which cells of a buffer one iteration of a kernel's parallel loop keeps to.
 
-In: a scheduled kernel whose body is one parallel loop, behind lets at most. Out: how many iterations there are and how many
-adjacent cells each owns. Barriers and the jamming of loops ask. Decides nothing.
+In: a scheduled kernel whose body is one parallel loop, behind lets at most. Out: how many iterations there are and how
+many adjacent cells each owns. Barriers and the jamming of loops ask. Decides nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def parallel_loop(kernel: Proc) -> For | None:
 
 
 def owned_cells(kernel: Proc, buffer: Buffer) -> Ownership | None:
-    """Return how the iterations of the kernel's parallel loop divide ``buffer``: iteration i touches only its own cells."""
+    """Return how the iterations of the kernel's parallel loop divide ``buffer``: iteration i touches only its own
+    cells.
+    """
     outer = parallel_loop(kernel)
     if outer is None or any(load.buffer is buffer for load in _loads(kernel.body, but=outer)):
         return None

@@ -191,9 +191,7 @@ def _not_virtual(block: ir.Block, target: ir.Buffer, temporaries: frozenset[ir.B
     return ""
 
 
-def _uses(
-    items: Sequence[Item], position: int, target: ir.Buffer, candidates: Sequence[int]
-) -> tuple[list[int], str]:
+def _uses(items: Sequence[Item], position: int, target: ir.Buffer, candidates: Sequence[int]) -> tuple[list[int], str]:
     """The kernels that read this version: up to the next one that writes the buffer, itself included."""
     uses = []
     for later in candidates:
@@ -207,9 +205,7 @@ def _uses(
     return uses, ""
 
 
-def _overwritten(
-    items: Sequence[Item], position: int, target: ir.Buffer, uses: Sequence[int], touched: Touched
-) -> str:
+def _overwritten(items: Sequence[Item], position: int, target: ir.Buffer, uses: Sequence[int], touched: Touched) -> str:
     """Whether something the value is made of changes before a reader has read."""
     inputs = items[position].effects.read_set
     if not uses:
@@ -224,9 +220,7 @@ def _overwritten(
     return ""
 
 
-def _reads_own_cell(
-    definition: ir.Block, reader: ir.Block, target: ir.Buffer, changed: frozenset[ir.Buffer]
-) -> bool:
+def _reads_own_cell(definition: ir.Block, reader: ir.Block, target: ir.Buffer, changed: frozenset[ir.Buffer]) -> bool:
     """Whether the reader, which overwrites ``changed`` in place, would read these at the very cells it writes."""
     if reader.scatter:
         return False

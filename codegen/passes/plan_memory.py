@@ -1,7 +1,7 @@
 """One arena for a routine's temporaries: offsets by live range over the order of kernels.
 
-In: a scheduled module. Out: a :class:`MemoryPlan`. Buffers that are never alive at the same time share bytes; a result that
-is computed cell by cell from the last use of a same-sized buffer takes its place. Changes nothing in the module.
+In: a scheduled module. Out: a :class:`MemoryPlan`. Buffers that are never alive at the same time share bytes; a result
+that is computed cell by cell from the last use of a same-sized buffer takes its place. Changes nothing in the module.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def _may_overwrite(kernel: Proc, operand: Buffer, result: Buffer) -> bool:
     """Tell whether ``result`` may be written where ``operand`` lies."""
     if not any(isinstance(stmt, Alloc) for stmt in walk_stmts(kernel.body)):
         return _same_cells(kernel.body, operand, result)
-    # Tiles and lanes read many cells before they write one: they must be over, within the iteration that owns these cells.
+    # Tiles and lanes read many cells before they write one: they must be over, within the iteration that owns these
+    # cells.
     loop, owned = parallel_loop(kernel), owned_cells(kernel, result)
     if loop is None or owned is None or owned != owned_cells(kernel, operand):
         return False

@@ -1,18 +1,18 @@
 """Recomputation: a large value that would wait for a late reader is computed again in front of it.
 
-In: a module, one block per kernel, values without buffers inlined. Out: the module with copies of some definitions, each in
-front of the first reader behind the moment at which most bytes are alive, and ``recomputed`` counted up by the bytes that
-no longer are::
+In: a module, one block per kernel, values without buffers inlined. Out: the module with copies of some definitions,
+each in front of the first reader behind the moment at which most bytes are alive, and ``recomputed`` counted up by the
+bytes that no longer are::
 
     h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; g = f(e)
     h = x @ w; e = erfc(h); y = h * e; ... 200 kernels ...; e.again = erfc(h); g = f(e.again)
 
-A copy reads what is alive at its place anyway, or small, or a copy itself; the expressions are the same, so are the bits. Worth
-it, up to a cost per byte, are pointwise values and products of two activations. Of products with weights, only wide sums of
-narrow operands are (what a narrow ``dense`` hands to its activation takes twice the bytes of its result), and only a few.
-Matrices that need no memory where all their readers stand together (attention's probabilities) are computed again for readers
-that stand apart. So that one sweep can serve a copy and the gradient that reads the same values, the product that the sweep
-waits for goes before the one that reads the copy.
+A copy reads what is alive at its place anyway, or small, or a copy itself; the expressions are the same, so are the
+bits. Worth it, up to a cost per byte, are pointwise values and products of two activations. Of products with weights,
+only wide sums of narrow operands are (what a narrow ``dense`` hands to its activation takes twice the bytes of its
+result), and only a few. Matrices that need no memory where all their readers stand together (attention's probabilities)
+are computed again for readers that stand apart. So that one sweep can serve a copy and the gradient that reads the same
+values, the product that the sweep waits for goes before the one that reads the copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ LEAST_PEAK = 4 << 20
 SCARCE = 32 << 20
 """Bytes alive at once from which memory is worth more than a little."""
 LARGE = 2 << 20
-"""Bytes of a buffer from which more than a little work is spent: what is no larger is read back from a core's own cache."""
+"""Bytes of a buffer from which more than a little work is spent: what is no larger is read back from a core's own
+cache.
+"""
 LEAST_BYTES = 128 << 10
 """Bytes of a buffer that is worth a kernel."""
 LITTLE_WORK = 5
@@ -60,9 +62,9 @@ def recompute(
 ) -> ir.Module:
     """Return ``module`` with values computed again where that lowers the greatest number of bytes alive at once.
 
-    For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``, buffers
-    of more than ``large`` bytes. ``needless`` tells matrices that need no memory where their readers stand together. Returns
-    ``module`` itself where nothing is worth it.
+    For little work down to ``least_peak`` bytes, buffers from ``least_bytes`` on; for more work down to ``scarce``,
+    buffers of more than ``large`` bytes. ``needless`` tells matrices that need no memory where their readers stand
+    together. Returns ``module`` itself where nothing is worth it.
     """
     work = _Work([Item.of(block_of(kernel)) for kernel in module.kernels], module.temporaries)
     before = work.look().peak
@@ -184,7 +186,8 @@ class _Work:
         return min(found, key=lambda choice: choice.rank, default=None)
 
     def apart(self, state: _State, matrices: Sequence[ir.Buffer]) -> _Choice | None:
-        """Return how to compute matrices again for readers that cannot stand beside their makers: others must run in between.
+        """Return how to compute matrices again for readers that cannot stand beside their makers: others must run in
+        between.
 
         The first of such readers is served first: what is made for it serves those behind it.
         """
@@ -232,7 +235,8 @@ class _Work:
     def _chain(
         self, state: _State, buffer: ir.Buffer, late: int, depth: int, given_up: frozenset[ir.Buffer] = frozenset()
     ) -> dict[int, int] | None:
-        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that cannot be.
+        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that
+        cannot be.
 
         What is ``given_up`` is made again even if it is alive there.
         """
@@ -284,7 +288,9 @@ def _again(buffer: ir.Buffer) -> ir.Buffer:
 
 def _copy(block: ir.Block) -> ir.Block:
     copied = fresh_copy(block)
-    return replace(copied, late=True, origins=tuple(replace(item, text=_once_more(item.text)) for item in block.origins))
+    return replace(
+        copied, late=True, origins=tuple(replace(item, text=_once_more(item.text)) for item in block.origins)
+    )
 
 
 def _once_more(text: str) -> str:

@@ -1,13 +1,14 @@
 """The prelude: the C functions that generated source calls, printed only as far as they are called.
 
-In: names of functions, a dialect, the target's features. Out: text to stand at the top of a translation unit. The same text
-serves C and CUDA; a function gives the same bits on every target, with or without features (f64 transcendentals, which
-are the C library's, agree within 2 ulp). ``mirror`` holds the same functions in NumPy. Needs a compiler that neither
-contracts nor reassociates floating-point expressions: ``-ffp-contract=off -fwrapv`` and no fast-math.
+In: names of functions, a dialect, the target's features. Out: text to stand at the top of a translation unit. The same
+text serves C and CUDA; a function gives the same bits on every target, with or without features (f64 transcendentals,
+which are the C library's, agree within 2 ulp). ``mirror`` holds the same functions in NumPy. Needs a compiler that
+neither contracts nor reassociates floating-point expressions: ``-ffp-contract=off -fwrapv`` and no fast-math.
 
 Storage in C: f16 and bf16 are uint16_t, fp8 and bool uint8_t. Known features: ``fma`` (a hardware fused multiply-add),
-``avx`` and ``neon`` (rounding instructions); others are ignored. The conversion instructions F16C and AVX512-BF16 are left
-alone here: compilers do not vectorise the first from plain C (``vectors`` names it), and the second flushes subnormals.
+``avx`` and ``neon`` (rounding instructions); others are ignored. The conversion instructions F16C and AVX512-BF16 are
+left alone here: compilers do not vectorise the first from plain C (``vectors`` names it), and the second flushes
+subnormals.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _choose(name: str, dialect: str, features: frozenset[str]) -> Section:
 def prelude_source(names: Iterable[str], *, dialect: str = "c", features: frozenset[str] = frozenset()) -> str:
     """Return the text that defines `names` and what they depend on, each once, dependencies first.
 
-    The text depends on the set of names, the dialect and the features alone. Raises InternalError for an unknown name or
-    dialect.
+    The text depends on the set of names, the dialect and the features alone. Raises InternalError for an unknown name
+    or dialect.
     """
     if dialect not in _HEADS:
         raise InternalError(f"unknown dialect {dialect!r}, expected one of {', '.join(DIALECTS)}")

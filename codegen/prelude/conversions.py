@@ -1,8 +1,8 @@
 """Which C function converts one storage format into another, and the text of those that are chains of codecs.
 
-In: source and target format, saturating or not. Out: a function name (or None where a plain C cast is right) and, for all
-pairs that ``codecs.h`` does not spell out, sections. Every conversion rounds the exact value once: on the way to a narrow
-format a wider source passes through rounding to odd. The codecs themselves are in ``codecs.h``.
+In: source and target format, saturating or not. Out: a function name (or None where a plain C cast is right) and, for
+all pairs that ``codecs.h`` does not spell out, sections. Every conversion rounds the exact value once: on the way to a
+narrow format a wider source passes through rounding to odd. The codecs themselves are in ``codecs.h``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def _can_overflow(source: Prec, target: Prec) -> bool:
 
 
 def conversion(src: Prec | str, dst: Prec | str, saturate: bool = False) -> str | None:
-    """Return the name of the C function from cells of `src` to cells of `dst`, or None where the cast ``(T)x`` is right.
+    """Return the name of the C function from cells of `src` to cells of `dst`, or None where the cast ``(T)x`` is
+    right.
 
-    `saturate` matters for float targets that the source can overflow; elsewhere the plain name is returned. f16 and bf16
-    cells are uint16_t, fp8 and bool cells uint8_t. Raises InternalError for u4x32, which converts to nothing.
+    `saturate` matters for float targets that the source can overflow; elsewhere the plain name is returned. f16 and
+    bf16 cells are uint16_t, fp8 and bool cells uint8_t. Raises InternalError for u4x32, which converts to nothing.
     """
     source, target = precision(src), precision(dst)
     if u4x32 in (source, target):
@@ -100,8 +101,8 @@ def _body(source: Prec, target: Prec, saturating: bool) -> tuple[str, tuple[str,
         widened, needs = _to_f32(source)
         last = f"st_f32_to_{target.name}"
         return f"return {last}({widened});", (*needs, last)
-    # A clamp at the ends of the range and truncation commute; NaN, which the first comparison turns into the lower end, is
-    # set apart last. In this order compilers keep the clamps free of branches.
+    # A clamp at the ends of the range and truncation commute; NaN, which the first comparison turns into the lower end,
+    # is set apart last. In this order compilers keep the clamps free of branches.
     low, high = int(target.min_finite), int(target.max_finite)
     number = source.c_type
     clamped = (

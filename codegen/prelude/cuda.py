@@ -1,8 +1,8 @@
 """Device functions that only CUDA has: what the language of a single thread cannot say.
 
-In: names of functions. Out: their text, to stand behind the prelude. On a GPU they are intrinsics or inline PTX; where the
-text is compiled beside the emulation header (``ST_EMULATED``) they call its model of the same instruction. They have no
-counterpart in C.
+In: names of functions. Out: their text, to stand behind the prelude. On a GPU they are intrinsics or inline PTX; where
+the text is compiled beside the emulation header (``ST_EMULATED``) they call its model of the same instruction. They
+have no counterpart in C.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Functions on units that multiply matrices of bf16, to stand behind the prelude: instructions where the target has them, else plain C.
+"""Functions on units that multiply matrices of bf16, to stand behind the prelude: instructions where the target has
+them, else plain C.
 
-In: names of functions. Out: their text, and what they call of the prelude proper. Both forms give the same bits, so that the
-text of a kernel can be executed anywhere. Chooses nothing itself.
+In: names of functions. Out: their text, and what they call of the prelude proper. Both forms give the same bits, so
+that the text of a kernel can be executed anywhere. Chooses nothing itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def unit_names() -> frozenset[str]:
 
 
 def needs_of_units(names: Iterable[str]) -> set[str]:
-    """Return what the functions ``names`` call of the prelude proper; others than those on matrix units call nothing here."""
+    """Return what the functions ``names`` call of the prelude proper; others than those on matrix units call nothing
+    here.
+    """
     return {needed for name in _with_needs(names) for needed in _sections()[name].needs} - unit_names()
 
 

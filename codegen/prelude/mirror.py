@@ -1,7 +1,8 @@
 """Every function of the prelude in NumPy, by its C name: the oracle of the C text and the interpreter's mathematics.
 
-In and out: arrays in the format's numpy dtype (float16, ml_dtypes' bfloat16 and float8, bool_; never raw codes), any shape,
-0-d included. Results are bit for bit those of C on every target, NaN payloads aside; f64 transcendentals agree within 2 ulp.
+In and out: arrays in the format's numpy dtype (float16, ml_dtypes' bfloat16 and float8, bool_; never raw codes), any
+shape, 0-d included. Results are bit for bit those of C on every target, NaN payloads aside; f64 transcendentals agree
+within 2 ulp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NumPy forms of the prelude's exact functions: bits, fma, rounding, division, powers, extrema.
 
-In and out: arrays of the format's numpy dtype (ml_dtypes for bf16 and fp8), any broadcastable shapes. Bit for bit what the C
-text gives, NaN payloads aside. Each function follows its C namesake; see there for the reasons.
+In and out: arrays of the format's numpy dtype (ml_dtypes for bf16 and fp8), any broadcastable shapes. Bit for bit what
+the C text gives, NaN payloads aside. Each function follows its C namesake; see there for the reasons.
 """
 
 from __future__ import annotations

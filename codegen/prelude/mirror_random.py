@@ -1,7 +1,7 @@
 """NumPy forms of the counter-based generator and of the numbers made from its words.
 
-In: uint32 keys and words, uint64 counters, broadcast together. Out: uint32 words with an extra last axis of 4 where C has a
-struct of four; f32 or f64 numbers otherwise, the f32 ones with the bits of the C text.
+In: uint32 keys and words, uint64 counters, broadcast together. Out: uint32 words with an extra last axis of 4 where C
+has a struct of four; f32 or f64 numbers otherwise, the f32 ones with the bits of the C text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NumPy forms of the prelude's exp, log, tanh, erf, erfc, sin, pow and the like.
 
-In and out: f32 or f64 arrays. The f32 functions repeat the C text operation by operation and give its bits; those in f64 are
-numpy's or the C library's and agree within 2 ulp. Reasons and error bounds stand in ``transcendental.h``.
+In and out: f32 or f64 arrays. The f32 functions repeat the C text operation by operation and give its bits; those in
+f64 are numpy's or the C library's and agree within 2 ulp. Reasons and error bounds stand in ``transcendental.h``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads the prelude's text files into sections: one C function each, with what it needs.
 
-In: the ``*.h`` files beside this module. Out: :class:`Section` values. A file is a row of sections, each opened by a line
-``//! name | clause | clause``. Clauses: ``needs a b`` (other sections), ``include math.h``, ``dialect c`` or
-``dialect cuda``, ``if fma`` (any one of the target features listed), ``for f32 f64`` (one copy a format, with ``@S@`` its
-name, ``@F@`` or ``@T@`` its C type, ``@INF@`` the bits of infinity, ``@U@`` the unsigned type, ``@W@`` a type that
+In: the ``*.h`` files beside this module. Out: :class:`Section` values. A file is a row of sections, each opened by a
+line ``//! name | clause | clause``. Clauses: ``needs a b`` (other sections), ``include math.h``, ``dialect c`` or
+``dialect cuda``, ``if fma`` (any one of the target features listed), ``for f32 f64`` (one copy a format, with ``@S@``
+its name, ``@F@`` or ``@T@`` its C type, ``@INF@`` the bits of infinity, ``@U@`` the unsigned type, ``@W@`` a type that
 multiplies without overflow traps, ``@BITS@`` its width). Several sections of one name are variants: the first whose
 clauses hold is taken. Chooses nothing itself.
 """

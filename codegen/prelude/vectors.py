@@ -1,7 +1,9 @@
-"""Functions on sixteen cells at once, for targets with AVX-512: the prelude's own functions, bit for bit, and loads and stores.
+"""Functions on sixteen cells at once, for targets with AVX-512: the prelude's own functions, bit for bit, and loads and
+stores.
 
-In: names of functions. Out: their text and what they depend on, to stand behind the prelude. They exist because compilers do
-not find the instructions by themselves: half precision conversions, scaling by a power of 2, bytes widened in one step.
+In: names of functions. Out: their text and what they depend on, to stand behind the prelude. They exist because
+compilers do not find the instructions by themselves: half precision conversions, scaling by a power of 2, bytes widened
+in one step.
 """
 
 from __future__ import annotations

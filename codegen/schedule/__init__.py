@@ -1,8 +1,8 @@
 """Schedules: blocks -> loop nests, chosen by shape and named target from a small set of templates.
 
-In: a module of kernels whose bodies are blocks. Out: a module of kernels whose bodies are loops, with the scratch buffers
-that packing and split reductions need among its temporaries. A schedule may change speed and the order of sums, never an
-accumulator's type nor a rounding. Prints nothing.
+In: a module of kernels whose bodies are blocks. Out: a module of kernels whose bodies are loops, with the scratch
+buffers that packing and split reductions need among its temporaries. A schedule may change speed and the order of sums,
+never an accumulator's type nor a rounding. Prints nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def schedule(
     """
     constants = machine(target, choices)
     joins = slabs
-    slabs = slabs and (choices.slabs or constants.matrix_unit is MatrixUnit.TILES)  # there, slabs are sums in another order
+    # On matrix tiles slabs are sums in another order.
+    slabs = slabs and (choices.slabs or constants.matrix_unit is MatrixUnit.TILES)
     module, parts = _parts(narrow_in_place(solve_congruences(module)), constants, slabs)
     kernels: list[Proc] = []
     scratch: list[Buffer] = []
@@ -52,7 +53,8 @@ def schedule(
     for part in parts:
         if isinstance(part, Group):
             on_tiles = constants.matrix_unit is MatrixUnit.TILES
-            whole = together(part, replace(constants, matrix_unit=None) if on_tiles else constants)  # there, slabs are f32
+            # On matrix tiles slabs are f32.
+            whole = together(part, replace(constants, matrix_unit=None) if on_tiles else constants)
             if whole is not None:
                 kernels.append(whole)
                 local.update(part.slabs)
@@ -81,7 +83,9 @@ def _parts(module: Module, constants: Machine, slabs: bool) -> tuple[Module, tup
 
 
 def _gathered(module: Module, constants: Machine) -> tuple[Proc | Group, ...]:
-    """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless it is large."""
+    """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless it is
+    large.
+    """
     parts: list[Proc | Group] = []
     for part in grouped(module):
         if isinstance(part, Group) and constants.matrix_unit is MatrixUnit.TILES and _for_matrix_tiles(part):

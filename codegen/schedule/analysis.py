@@ -143,7 +143,11 @@ def without_single_lets(block: Block) -> Block:
     overwritten = {store.buffer for store in block.stores[:-1]}
     for let in block.lets:
         value = substitute(let.value, values)
-        if uses.get(let.symbol, 0) <= 1 and not is_deep(value) and not overwritten & {load.buffer for load in loads_in(value)}:
+        if (
+            uses.get(let.symbol, 0) <= 1
+            and not is_deep(value)
+            and not overwritten & {load.buffer for load in loads_in(value)}
+        ):
             values[let.symbol] = value
         else:
             kept.append(Let(let.symbol, value))

@@ -1,7 +1,8 @@
-"""The scales of an encoded block, computed side by side: what its segments name one by one is one expression at successive bytes.
+"""The scales of an encoded block, computed side by side: what its segments name one by one is one expression at
+successive bytes.
 
-In: the lets of all segments of a block. Out: loops of lanes that fill a small buffer with the values of a row's blocks, ahead
-of the sums (so that those read them from memory, where a load spreads a value over lanes at no cost)::
+In: the lets of all segments of a block. Out: loops of lanes that fill a small buffer with the values of a row's blocks,
+ahead of the sums (so that those read them from memory, where a load spreads a value over lanes at no cost)::
 
     step = d * (b[4] % 64); step_2 = d * (b[5] % 64); ...  ->  for block: for l in 0..3: steps[block, l] = d * (b[4 + l] % 64)
 
@@ -100,13 +101,17 @@ def _lifted(expr: Expr, lane: Symbol, shared: dict[Expr, Let]) -> Expr:
     if lane not in symbols_of(expr):
         hint = "step" if expr.type.is_float else "bits"
         return Var(shared.setdefault(expr, Let(Symbol(hint, expr.type), expr)).symbol)
-    return expr if isinstance(expr, Load) else with_children(
-        expr, tuple(_lifted(part, lane, shared) for part in children(expr))
+    return (
+        expr
+        if isinstance(expr, Load)
+        else with_children(expr, tuple(_lifted(part, lane, shared) for part in children(expr)))
     )
 
 
 def either(early: Expr, lane: Symbol, first: Expr, second: Expr) -> Expr | None:
-    """Return what is ``first`` where ``early`` holds and ``second`` elsewhere, None where they differ in what a lane changes."""
+    """Return what is ``first`` where ``early`` holds and ``second`` elsewhere, None where they differ in what a lane
+    changes.
+    """
     if first == second:
         return first
     if type(first) is not type(second) or first.type is not second.type:
@@ -128,7 +133,12 @@ def _shape(expr: Expr, places: list[int]) -> Hashable:
         return expr.buffer, frozenset(flat.terms)
     if not children(expr):
         return expr
-    return type(expr).__name__, getattr(expr, "op", ""), expr.type, tuple(_shape(part, places) for part in children(expr))
+    return (
+        type(expr).__name__,
+        getattr(expr, "op", ""),
+        expr.type,
+        tuple(_shape(part, places) for part in children(expr)),
+    )
 
 
 def _runs(group: list[tuple[Places, Let]]) -> list[list[tuple[Places, Let]]]:

@@ -1,7 +1,7 @@
 """Which template a block gets, and why: a small cost model over shapes and strides.
 
-In: one block and the target's constants. Out: a :class:`Plan`: the loop nests in launch order, each with a line for reports.
-Nothing here measures; the same block on the same named target always gets the same plan.
+In: one block and the target's constants. Out: a :class:`Plan`: the loop nests in launch order, each with a line for
+reports. Nothing here measures; the same block on the same named target always gets the same plan.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class _Roles:
 
 
 def _roles(found: Contraction, lanes: int) -> _Roles | None:
-    """The roles with results adjacent along the vector, or along an operand where sums are long and lanes few otherwise."""
+    """The roles with results adjacent along the vector, or along an operand where sums are long and lanes few
+    otherwise.
+    """
     block = found.block
     usual = _unit_iterator(block)
     roles = None if usual is None or constant(usual.extent) is None else _roles_along(found, usual)
@@ -193,14 +195,19 @@ def _contraction(
     width, height = vector.bound, 1 if row is None else row.bound
     unit = _unit_strides(roles.column_operand, vector)
     may_pack = height >= 8 and (block.guard is None or _reads_every_cell(roles.column_operand, block))
-    pack_columns = may_pack and (machine.panels or not unit) and (
-        not unit
-        or _lanes_filled(width, machine.lanes(prec)) < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
-        or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
-        or (
-            height >= _ROWS_THAT_REPAY
-            and not _is_plain(roles.column_operand)
-            and (rounds(roles.column_operand) or not narrow_load(roles.column_operand))
+    pack_columns = (
+        may_pack
+        and (machine.panels or not unit)
+        and (
+            not unit
+            or _lanes_filled(width, machine.lanes(prec))
+            < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
+            or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
+            or (
+                height >= _ROWS_THAT_REPAY
+                and not _is_plain(roles.column_operand)
+                and (rounds(roles.column_operand) or not narrow_load(roles.column_operand))
+            )
         )
     )
     if unit and _repeats(block, roles.column_operand) > _MOST_REPEATS:
@@ -268,7 +275,8 @@ def _note(path: str, packs: int) -> str:
 
 
 def _terms_of_a_block_in_place(block: Block, roles: _Roles, machine: Machine) -> int:
-    """Terms of a block where both operands lie across the terms (as in X^T dY): with few terms at a time neither needs a copy.
+    """Terms of a block where both operands lie across the terms (as in X^T dY): with few terms at a time neither needs
+    a copy.
 
     0 where an operand lies otherwise, where sums are short, or too many to stay in the cache from block to block.
     """
@@ -296,7 +304,11 @@ def _steps_of_a_block(block: Block, machine: Machine) -> int:
         return 0
     outer, terms = block.reduce[0], points(block.reduce[1:])
     loads = loads_in(*(item.update for item in block.accumulators))
-    whole = sum(load.buffer.nbytes for load in loads if outer.symbol in {symbol for part in load.indices for symbol in symbols_of(part)})
+    whole = sum(
+        load.buffer.nbytes
+        for load in loads
+        if outer.symbol in {symbol for part in load.indices for symbol in symbols_of(part)}
+    )
     if whole <= machine.cache_bytes or terms < _TERMS_OF_A_BLOCK or any(load.buffer.type.is_narrow for load in loads):
         return 0
     if points(block.data) * block.accumulators[0].symbol.type.bytes > machine.cache_bytes:
@@ -341,7 +353,9 @@ def _widened(operand: Expr, copies: WideCopies, machine: Machine) -> tuple[Load,
     cost = cost_of(filling)
     body, _ = elementwise(filling, parallel=cost.nbytes > machine.serial_bytes)
     suffix = f"_{wide.buffer.name}"
-    return wide, [one_launch(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))]
+    return wide, [
+        one_launch(body, "widens an operand", cost, cost.nbytes > machine.serial_bytes, suffix, (wide.buffer,))
+    ]
 
 
 def _rounded_once(block: Block, copies: WideCopies, machine: Machine) -> tuple[Block, list[Nest]]:
@@ -393,7 +407,9 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int
 
 
 def _pays_to_relay(block: Block, operand: Expr, row: BlockIterator, shape: TileShape) -> bool:
-    """Rows far apart that windows read again and again and that the first cache cannot hold: worth a copy with rows side by side."""
+    """Rows far apart that windows read again and again and that the first cache cannot hold: worth a copy with rows
+    side by side.
+    """
     if min(shape.rows, shape.columns) < _USES_THAT_REPAY or _repeats(block, operand) <= _MOST_REPEATS:
         return False
     steps = [stride(load, row.symbol) for load in loads_in(operand)]

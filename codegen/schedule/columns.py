@@ -8,9 +8,9 @@ tile's size. Out: its loops:
             for row (unrolled): for column (vector): acc = update
         for row: for column: store
 
-Each sum keeps its own order of k, so results are the same bits as the serial nest's for any tile and thread count. A last
-tile that would stick out starts early instead; its cells are computed again and only the new ones stored. Where the number of rows is
-known at run time only, rows beyond the end repeat the last one.
+Each sum keeps its own order of k, so results are the same bits as the serial nest's for any tile and thread count. A
+last tile that would stick out starts early instead; its cells are computed again and only the new ones stored. Where
+the number of rows is known at run time only, rows beyond the end repeat the last one.
 """
 
 from __future__ import annotations
@@ -121,14 +121,17 @@ def columns(
     rows_outside: bool = False,
     kernel: MicroKernel = multiply_add,
 ) -> tuple[tuple[Stmt, ...], str]:
-    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of rows.
+    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of
+    rows.
 
     ``kernel`` turns the loops of one tile into a call where it can.
     """
     column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
     row_axis = None if row is None else _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
     extents = (shape.columns,) if row_axis is None else (shape.rows, shape.columns)
-    states = {item.symbol: Buffer(item.symbol.hint, item.symbol.type, extents, "register") for item in block.accumulators}
+    states = {
+        item.symbol: Buffer(item.symbol.hint, item.symbol.type, extents, "register") for item in block.accumulators
+    }
     tile = _Tile(block, vector, row, column_axis, row_axis, states, kernel=kernel)
     body: list[Stmt] = [Alloc(buffer) for buffer in states.values()]
     starts = _starts(row_axis, column_axis)
@@ -140,15 +143,16 @@ def columns(
 def blocked_columns(
     block: Block, vector: BlockIterator, row: BlockIterator, shape: TileShape, steps: int, *, parallel: bool
 ) -> tuple[tuple[Stmt, ...], str, Buffer] | None:
-    """Return the nest with the outermost reduce iterator cut into blocks of ``steps``, and the memory of all accumulators::
+    """Return the nest with the outermost reduce iterator cut into blocks of ``steps``, and the memory of all
+    accumulators::
 
         for block: for tile:
             in the first block: acc[tile] = init
             acc[tile][rows][columns] += the block's terms
             in the last block: store
 
-    What a block reads stays in the cache while all tiles pass by. Each sum still takes its terms in order. None where the
-    sums are no plain multiply-adds.
+    What a block reads stays in the cache while all tiles pass by. Each sum still takes its terms in order. None where
+    the sums are no plain multiply-adds.
     """
     (item,) = block.accumulators
     part, whole = index_symbol("i_block"), block.reduce[0]
@@ -178,7 +182,8 @@ def blocked_columns(
         *added,
         If(Apply("eq", (Var(part), index(count - 1)), i64), tile.finalise(starts)),
     )
-    # Where the loop that is dealt out lies does not matter to threads: a panel of columns stays nearest while rows pass by.
+    # Where the loop that is dealt out lies does not matter to threads: a panel of columns stays nearest while rows pass
+    # by.
     shared = max(order, key=lambda given: given.bound)
     nested = nest(order, body, {shared.symbol: "parallel"} if parallel else {})
     return (loop(part, count, nested),), f"{_describe(block, shape, row)}, {count} blocks of it", sums
@@ -263,7 +268,9 @@ class _Tile:
         if self.row is not None and self.row_axis is not None and self.row_axis.clamped:
             mapping[self.row.symbol] = self.row_axis.within(add(starts.row, Var(row)))
         cell = self._cell(Var(row), Var(column))
-        body = [Store(self.states[item.symbol], cell, substitute(item.init, mapping)) for item in self.block.accumulators]
+        body = [
+            Store(self.states[item.symbol], cell, substitute(item.init, mapping)) for item in self.block.accumulators
+        ]
         return self._rows(row, (loop(column, self.column_axis.size, body, "vector"),), "serial")
 
     def sums(self, starts: _Starts, *, fresh: bool = True) -> tuple[Stmt, ...]:
@@ -277,7 +284,9 @@ class _Tile:
         cell_guard, guards = _depending(guards, {column, *lets})
         row_guard, guards = _depending(guards, {row})
         tile_guard = conjunction(guards)
-        updates = updates_in_place(self.block.accumulators, self.states, self._cell(Var(row), Var(column)), work.mapping)
+        updates = updates_in_place(
+            self.block.accumulators, self.states, self._cell(Var(row), Var(column)), work.mapping
+        )
         plain = self.row is not None and len(self.states) == 1 and not work.lets and cell_guard is row_guard is None
         early: list[Let] = []
         if cell_guard is None:
@@ -390,8 +399,8 @@ def _depending(parts: Sequence[Expr], symbols: set[Symbol]) -> tuple[Expr | None
 def _order(block: Block, tile: _Tile, *, rows_outside: bool) -> list[BlockIterator]:
     """The loops around one tile, the outermost first.
 
-    Columns outside rows: a panel of columns stays in cache while rows pass by. Rows outside columns: results are written,
-    and read where they are updated, in the order of memory.
+    Columns outside rows: a panel of columns stays in cache while rows pass by. Rows outside columns: results are
+    written, and read where they are updated, in the order of memory.
     """
     tiles: list[BlockIterator] = []
     if tile.column_axis.most > 1:

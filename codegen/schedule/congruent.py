@@ -1,11 +1,12 @@
 """Reduce iterators that a guard keeps to every s-th value run over these values alone.
 
-In: a block, such as the input gradient of a pool or of a convolution with a stride, which asks every point of the window::
+In: a block, such as the input gradient of a pool or of a convolution with a stride, which asks every point of the
+window::
 
     for k < 3: if (i - k) mod 2 == 0: acc += y[(i - k) // 2]      ->      for t < 2: k = i mod 2 + 2 t: acc += y[i // 2 - t]
 
-Out: the same sums in the same order. An iterator of one value is written out; a block whose reduce iterators are all gone
-computes its values at once.
+Out: the same sums in the same order. An iterator of one value is written out; a block whose reduce iterators are all
+gone computes its values at once.
 """
 
 from __future__ import annotations
@@ -74,7 +75,11 @@ def _find(block: Block) -> _Congruence | None:
         if not isinstance(guard, Apply) or guard.op not in ("lt", "eq") or guard.args[0].type is not i64:
             continue
         remainder, limit = guard.args
-        if constant(limit) != (1 if guard.op == "lt" else 0) or not isinstance(remainder, Apply) or remainder.op != "mod":
+        if (
+            constant(limit) != (1 if guard.op == "lt" else 0)
+            or not isinstance(remainder, Apply)
+            or remainder.op != "mod"
+        ):
             continue
         step, inner = constant(remainder.args[1]), affine(remainder.args[0])
         moving = [item for item in block.reduce if inner.depends_on(item.symbol)]
@@ -115,9 +120,12 @@ class _Quotient(Rewriter):
         self.inner, self.step, self.by = inner, step, by
 
     def expr(self, expr: Expr) -> Expr:
-        if isinstance(expr, Apply) and expr.op == "floordiv" and constant(expr.args[1]) == self.step and affine(
-            expr.args[0]
-        ).same_as(self.inner):
+        if (
+            isinstance(expr, Apply)
+            and expr.op == "floordiv"
+            and constant(expr.args[1]) == self.step
+            and affine(expr.args[0]).same_as(self.inner)
+        ):
             return self.by
         return super().expr(expr)
 

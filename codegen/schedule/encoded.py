@@ -1,8 +1,8 @@
 """Templates for contractions with an encoded weight: decode in the loop that reads, in the order of the block's bytes.
 
-In: a multiply-add reduction one of whose operands decodes blocks. Out: its loops, cut so that within each the position in the
-block is a constant plus a lane: every choice of the encoding (which nibble, which scale) is settled when the code is made.
-A block falls into segments, the longest for which that holds::
+In: a multiply-add reduction one of whose operands decodes blocks. Out: its loops, cut so that within each the position
+in the block is a constant plus a lane: every choice of the encoding (which nibble, which scale) is settled when the
+code is made. A block falls into segments, the longest for which that holds::
 
     for i_block: for l in 0..31: acc[l] <- fma((d*S0)*low(qs[l]) - dmin*M0, x[256*i_block + l], acc[l])
                  for l in 0..31: acc[l] <- fma((d*S1)*high(qs[l]) - dmin*M1, x[256*i_block + 32 + l], acc[l])   ...

@@ -1,13 +1,14 @@
 """Small narrow temporaries held in f32: rounded to their format as ever, but stored and read without conversions.
 
-In: a module of blocks. Out: the same values, bit for bit (those of a NaN aside). A narrow format saves memory traffic, which a
-buffer that stays in the cache does not have, and costs a conversion at every read::
+In: a module of blocks. Out: the same values, bit for bit (those of a NaN aside). A narrow format saves memory traffic,
+which a buffer that stays in the cache does not have, and costs a conversion at every read::
 
     h[i] = bf16(v)             ->    h[i] = f32(bf16(v))          h becomes an f32 buffer
     ... f32(h[i]) ...                ... h[i] ...
 
-Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format, and so does
-what a matrix unit multiplies. Operands of other contractions, which are widened anyway, may be larger where they do not live long.
+Only temporaries of the routine qualify whose every read is a conversion; what a context can see keeps its format, and
+so does what a matrix unit multiplies. Operands of other contractions, which are widened anyway, may be larger where
+they do not live long.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def hold_wide(module: Module, machine: Machine, local: frozenset[Buffer] = froze
     candidates = {
         buffer
         for buffer in narrow
-        if buffer in local or buffer.size <= (machine.most_passing_cells if buffer in passing else machine.most_held_cells)
+        if buffer in local
+        or buffer.size <= (machine.most_passing_cells if buffer in passing else machine.most_held_cells)
     }
     for kernel in module.kernels:
         candidates.difference_update(_read_as_they_are(kernel))
@@ -75,7 +77,9 @@ def _passing_operands(module: Module) -> set[Buffer]:
             last[buffer] = at
         for stmt in kernel.body:
             if isinstance(stmt, Block) and is_contraction(stmt):
-                operands.update(load.buffer for item in stmt.accumulators for load in loads_in(inline_lets(stmt, item.update)))
+                operands.update(
+                    load.buffer for item in stmt.accumulators for load in loads_in(inline_lets(stmt, item.update))
+                )
     return {buffer for buffer in operands if last[buffer] - first[buffer] <= _SHORT_LIFE}
 
 
@@ -92,7 +96,11 @@ def _read_as_they_are(kernel: Proc) -> Iterator[Buffer]:
 def _multiplied_narrow(kernel: Proc, unit: MatrixUnit, wide_slabs: frozenset[Buffer]) -> Iterator[Buffer]:
     """Yield the operands of contractions that ``unit`` computes: none of those on ``wide_slabs``, which are f32."""
     for stmt in kernel.body:
-        if not isinstance(stmt, Block) or not is_contraction(stmt) or wide_slabs.intersection((*buffers_read(stmt), *buffers_written(stmt))):
+        if (
+            not isinstance(stmt, Block)
+            or not is_contraction(stmt)
+            or wide_slabs.intersection((*buffers_read(stmt), *buffers_written(stmt)))
+        ):
             continue
         found = contraction(collapse(stmt))
         if found is not None and on_matrix_unit(found, unit):

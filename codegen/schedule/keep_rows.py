@@ -5,9 +5,9 @@ In: scheduled kernels. Out: the same values, each costly one computed once::
     for j: sum += exp(x[i, j] - m)            ->    for j: kept[j] = exp(x[i, j] - m); sum += kept[j]
     for j: y[i, j] = exp(x[i, j] - m) * r           for j: y[i, j] = kept[j] * r
 
-The loops are neighbours inside one iteration of an outer loop, the value is the same function of the position, and nothing
-that it reads is written from the first loop to the last. Rows of up to 32 KiB, which stay in the nearest cache. Moves no store
-and changes no operation.
+The loops are neighbours inside one iteration of an outer loop, the value is the same function of the position, and
+nothing that it reads is written from the first loop to the last. Rows of up to 32 KiB, which stay in the nearest cache.
+Moves no store and changes no operation.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def _value(expr: Expr, place: int, lets: Lets, loops: tuple[For, ...], sure: boo
 
 
 def _key(expr: Expr, inner: Mapping[Symbol, int | None], positions: list[Affine]) -> Hashable | None:
-    """What ``expr`` is apart from the position in the row, which goes into ``positions``; None where it is no such thing."""
+    """What ``expr`` is apart from the position in the row, which goes into ``positions``; None where it is no such
+    thing.
+    """
     if isinstance(expr, Const):
         return expr
     if isinstance(expr, Var):

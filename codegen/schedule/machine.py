@@ -44,12 +44,14 @@ class Machine:
     """Constants of the cost model.
 
     ``vector_bytes`` is the width of a register and ``registers`` their number. ``serial_flops`` and ``serial_bytes``
-    are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of
-    reduce points from which a reduction with few results is cut into blocks of at least ``block_points``;
-    ``few_results`` is what counts as few. A maximum over a buffer of ``noted_cells`` cells is taken where they are written. Narrow temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a
-    small part of a core's cache; operands of contractions of up to ``most_passing_cells`` where they soon are gone. An operand of
-    up to ``cache_bytes`` bytes stays in a core's own cache while others pass by. ``panels``, ``tile_vectors`` and ``tile_rows`` are
-    what :class:`~stagedtensor.codegen.choices.Choices` says. ``matrix_unit`` multiplies matrices of bf16, where there is one.
+    are the work below which a kernel stays on one thread (a few microseconds). ``split_points`` is the number of reduce
+    points from which a reduction with few results is cut into blocks of at least ``block_points``; ``few_results`` is
+    what counts as few. A maximum over a buffer of ``noted_cells`` cells is taken where they are written. Narrow
+    temporaries of up to ``most_held_cells`` cells are held in f32: 512 KiB, a small part of a core's cache; operands of
+    contractions of up to ``most_passing_cells`` where they soon are gone. An operand of up to ``cache_bytes`` bytes
+    stays in a core's own cache while others pass by. ``panels``, ``tile_vectors`` and ``tile_rows`` are what
+    :class:`~stagedtensor.codegen.choices.Choices` says. ``matrix_unit`` multiplies matrices of bf16, where there is
+    one.
     """
 
     vector_bytes: int

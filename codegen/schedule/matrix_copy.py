@@ -1,8 +1,9 @@
 """Copies of bf16 operands in the layouts that matrix tiles read: panels with pairs of terms, rows of terms.
 
-In: an operand of a contraction, its iterators of terms and of columns or rows. Out: :class:`Copied`: the buffer, the block that
-fills it, and its loops. A copy also applies what the operand's expression holds, such as the rounding of a master weight. Where
-the operand lies across, squares of 16 x 16 pairs are turned in registers, as in ``schedule/transpose.py``.
+In: an operand of a contraction, its iterators of terms and of columns or rows. Out: :class:`Copied`: the buffer, the
+block that fills it, and its loops. A copy also applies what the operand's expression holds, such as the rounding of a
+master weight. Where the operand lies across, squares of 16 x 16 pairs are turned in registers, as in
+``schedule/transpose.py``.
 """
 
 from __future__ import annotations
@@ -43,18 +44,20 @@ COLUMNS = 2 * SIDE
 """Columns of a panel: two matrix tiles side by side."""
 
 
-
 TRANSPOSE_PAIRS = "transpose_pairs"
-"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride in pairs, and the square."""
+"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride in pairs, and the
+square.
+"""
 
 
 @dataclass(frozen=True)
 class _Squares:
-    """Squares of pairs: line r of a square goes to places r of the target, 16 pairs a line, ``stride`` pairs from one to the next.
+    """Squares of pairs: line r of a square goes to places r of the target, 16 pairs a line, ``stride`` pairs from one
+    to the next.
 
-    ``fill`` are the stores of line r into the square, for the point ``(first, other)`` of the two tiled axes: the first cells of
-    a strip of 16 along ``strips``, and of a block of 32 terms. ``cell`` is the target's cell there. A line has the terms of one column,
-    or (``lines_of_terms`` not set) two terms of every row.
+    ``fill`` are the stores of line r into the square, for the point ``(first, other)`` of the two tiled axes: the first
+    cells of a strip of 16 along ``strips``, and of a block of 32 terms. ``cell`` is the target's cell there. A line has
+    the terms of one column, or (``lines_of_terms`` not set) two terms of every row.
     """
 
     outer: tuple[BlockIterator, ...]
@@ -68,7 +71,9 @@ class _Squares:
 
 @dataclass(frozen=True)
 class Copied:
-    """An operand's copy: the buffer, the block that says what it holds, and the same in squares where the operand lies across."""
+    """An operand's copy: the buffer, the block that says what it holds, and the same in squares where the operand lies
+    across.
+    """
 
     buffer: Buffer
     block: Block
@@ -101,8 +106,12 @@ def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: B
     outer = outer_axes(block, operand, (terms, column))
     rank = len(outer)
     # after the splits: term // 2, term % 2, column // 32, column % 32
-    layout = Layout((Split(rank + 1, COLUMNS), Split(rank, 2), Reorder((*range(rank), rank + 2, rank, rank + 3, rank + 1))))
-    buffer = Buffer(_name(operand, "pairs"), bf16, (*(item.bound for item in outer), terms.bound, column.bound), layout=layout)
+    layout = Layout(
+        (Split(rank + 1, COLUMNS), Split(rank, 2), Reorder((*range(rank), rank + 2, rank, rank + 3, rank + 1)))
+    )
+    buffer = Buffer(
+        _name(operand, "pairs"), bf16, (*(item.bound for item in outer), terms.bound, column.bound), layout=layout
+    )
     axes, fresh = _fresh(outer)
     panel, half, within = (index_symbol(hint) for hint in ("i_panel", f"{terms.symbol.hint}_half", column.symbol.hint))
 
@@ -130,7 +139,9 @@ def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: B
         one = Store(square, (Var(line), Var(k)), value(add(first, Var(k)), add(strip, Var(line))))
         return loop(line, SIDE, (loop(k, TERMS, (one,), "vector"),))
 
-    turned = _Squares(axes, panels * COLUMNS // SIDE, terms.bound, fill, lambda strip, first: cell(first, strip), COLUMNS, True)
+    turned = _Squares(
+        axes, panels * COLUMNS // SIDE, terms.bound, fill, lambda strip, first: cell(first, strip), COLUMNS, True
+    )
     return Copied(buffer, filling, turned)
 
 
@@ -141,7 +152,11 @@ def rows_of_terms(block: Block, operand: Expr, terms: BlockIterator, row: BlockI
     buffer = Buffer(_name(operand, "rows"), bf16, tuple(item.bound for item in every))
     here = tuple(Var(item.symbol) for item in every)
     filling = Block(
-        buffer.name, every, (Store(buffer, here, substitute(operand, fresh)),), origins=block.origins, composite=block.composite
+        buffer.name,
+        every,
+        (Store(buffer, here, substitute(operand, fresh)),),
+        origins=block.origins,
+        composite=block.composite,
     )
     if not _lies_along(operand, row, terms) or row.bound % SIDE or terms.bound % 2 or terms.bound < TERMS:
         return Copied(buffer, filling)
@@ -166,7 +181,9 @@ def rows_of_terms(block: Block, operand: Expr, terms: BlockIterator, row: BlockI
 def _lies_along(operand: Expr, near: BlockIterator, far: BlockIterator) -> bool:
     """Whether memory runs along ``near`` and not along ``far``."""
     loads = loads_in(operand)
-    return all(stride(load, near.symbol) in (0, 1) for load in loads) and any(stride(load, far.symbol) not in (0, 1) for load in loads)
+    return all(stride(load, near.symbol) in (0, 1) for load in loads) and any(
+        stride(load, far.symbol) not in (0, 1) for load in loads
+    )
 
 
 def _turned(target: Buffer, copy: _Squares, *, parallel: bool) -> tuple[Stmt, ...]:

@@ -1,10 +1,11 @@
-"""Contractions of bf16 operands for processors with a matrix unit: which run there, and the tile's inner loops as one call.
+"""Contractions of bf16 operands for processors with a matrix unit: which run there, and the tile's inner loops as one
+call.
 
-In: a contraction with f32 sums. Out: a :class:`MatrixPlan`: the copies to be made first and the block that reads them, or the
-reason why the contraction is computed with widened operands. The order of sums for every cell: on AMX tiles terms in blocks
-of 32; in each block the sum of the even terms and that of the odd ones, from 0, by fused multiply-adds; the two added, then
-added to what the cell has so far. By dots, terms in pairs; the second of a pair is added first, by fused multiply-adds. All of it
-is f32, where results and operands below 2^-126 count as 0.
+In: a contraction with f32 sums. Out: a :class:`MatrixPlan`: the copies to be made first and the block that reads them,
+or the reason why the contraction is computed with widened operands. The order of sums for every cell: on AMX tiles
+terms in blocks of 32; in each block the sum of the even terms and that of the odd ones, from 0, by fused multiply-adds;
+the two added, then added to what the cell has so far. By dots, terms in pairs; the second of a pair is added first, by
+fused multiply-adds. All of it is f32, where results and operands below 2^-126 count as 0.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ from stagedtensor.precision import bf16, f32, i64
 MATRIX_TILES = ("matrix_multiply", "matrix_multiply_add")
 """Names of the tiles on AMX: the first's sums start from 0, the second's go on from what they are.
 
-``arguments`` of both: sums; row operand, its first cell, its step from row to row; panel, its first cell; number of terms.
+``arguments`` of both: sums; row operand, its first cell, its step from row to row; panel, its first cell; number of
+terms.
 """
 DOT_TILES = ("dot_multiply", "dot_multiply_add")
 """Names of the tiles by dots, with the same arguments."""
@@ -90,9 +92,7 @@ class _Roles:
     columns: Expr
 
 
-def matrix_nests(
-    found: Contraction, machine: Machine, cost: Cost, *, parallel: bool
-) -> tuple[Nest, ...] | str:
+def matrix_nests(found: Contraction, machine: Machine, cost: Cost, *, parallel: bool) -> tuple[Nest, ...] | str:
     """Return the launches of ``found`` on the machine's matrix unit, or why it has none."""
     unit = machine.matrix_unit
     assert unit is not None
@@ -105,13 +105,21 @@ def matrix_nests(
         threads = spent.nbytes > machine.serial_bytes
         filling, how = copy.filled(parallel=threads)
         suffix = f"_{copy.buffer.name}"
-        nests.append(one_launch(filling, f"copies an operand for the matrix unit{how}", spent, threads, suffix, (copy.buffer,)))
+        nests.append(
+            one_launch(filling, f"copies an operand for the matrix unit{how}", spent, threads, suffix, (copy.buffer,))
+        )
     kernel = matrix_multiply if unit is MatrixUnit.TILES else dot_multiply
     across = points(plan.block.reduce) * plan.column.bound * bf16.bytes <= machine.cache_bytes
-    body, _ = columns(plan.block, plan.column, plan.row, plan.shape, parallel=parallel, rows_outside=across, kernel=kernel)
+    body, _ = columns(
+        plan.block, plan.column, plan.row, plan.shape, parallel=parallel, rows_outside=across, kernel=kernel
+    )
     size = f"{plan.shape.rows}x{plan.shape.columns}"
     copied = f"{len(plan.copies)} copied operand{'s' if len(plan.copies) > 1 else ''}"
-    how = f"bf16 matrix tiles {size}, blocks of {TERMS}" if unit is MatrixUnit.TILES else f"bf16 dots, tile {size}, pairs of"
+    how = (
+        f"bf16 matrix tiles {size}, blocks of {TERMS}"
+        if unit is MatrixUnit.TILES
+        else f"bf16 dots, tile {size}, pairs of"
+    )
     path = f"contraction, {how} terms in order, {copied}"
     return (*nests, one_launch(body, path, cost, parallel))
 
@@ -130,7 +138,12 @@ def multiplies_bf16(found: Contraction) -> bool:
 
 def _narrow(operand: Expr) -> Expr | None:
     """The bf16 expression that ``operand`` widens."""
-    if isinstance(operand, Cast) and operand.type is f32 and operand.arg.type is bf16 and not (operand.saturate or operand.flush):
+    if (
+        isinstance(operand, Cast)
+        and operand.type is f32
+        and operand.arg.type is bf16
+        and not (operand.saturate or operand.flush)
+    ):
         return operand.arg
     return None
 
@@ -180,7 +193,9 @@ def _roles(found: Contraction) -> _Roles | None:
         for column in block.data:
             if column.bound < SIDE or not depends(narrow_columns, column) or depends(narrow_rows, column):
                 continue
-            adjacent = all(flat_index(store.buffer, store.indices).coefficient(column.symbol) == 1 for store in block.stores)
+            adjacent = all(
+                flat_index(store.buffer, store.indices).coefficient(column.symbol) == 1 for store in block.stores
+            )
             for row in own_rows:
                 if row.bound < SIDE:
                     continue
@@ -206,7 +221,9 @@ def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
 def matrix_multiply(
     work: Accumulation, bounds: Mapping[Symbol, int], fill: Sequence[Stmt], init: Expr | None
 ) -> tuple[Stmt, ...] | None:
-    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with an AMX tile in place of the innermost one."""
+    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with an AMX tile in place of the
+    innermost one.
+    """
     return _called(MATRIX_TILES, _on_tiles, work, bounds, fill, init)
 
 

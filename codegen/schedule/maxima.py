@@ -1,15 +1,17 @@
 """Maxima over a whole buffer, taken where the buffer is written: tests for overflow without a pass of their own.
 
-In: a block that takes the maximum of something of every cell of a buffer, and the kernels scheduled so far. Out: the kernel that
-writes the buffer, extended by one maximum per iteration of its parallel loop, and the block that merges these::
+In: a block that takes the maximum of something of every cell of a buffer, and the kernels scheduled so far. Out: the
+kernel that writes the buffer, extended by one maximum per iteration of its parallel loop, and the block that merges
+these::
 
     parallel for tile: ...g[i] = v...                 ->    parallel for tile: ...g[i] = v; m[c] = max(m[c], f(v))...
     flag = max over i: f(g[i])                                   parts[tile] = max over c: m[c]
                                                             flag = max over tile: parts[tile]
 
-A maximum is exact, so any order gives the same bits. Where f tells whether a value is finite, the lanes hold the sum of 0 times
-each value instead, one multiply-add: it is NaN as soon as one value is not finite, else 0. None where the kernel stores in more than one place, where its threads
-do not keep to parts of fixed number, or where what ``f`` reads besides has changed since.
+A maximum is exact, so any order gives the same bits. Where f tells whether a value is finite, the lanes hold the sum of
+0 times each value instead, one multiply-add: it is NaN as soon as one value is not finite, else 0. None where the
+kernel stores in more than one place, where its threads do not keep to parts of fixed number, or where what ``f`` reads
+besides has changed since.
 """
 
 from __future__ import annotations

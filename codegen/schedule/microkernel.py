@@ -51,7 +51,9 @@ _LOOPS = 3
 
 @dataclass(frozen=True)
 class Accumulation:
-    """One step of a tile: ``states[*place, row, column] = update`` for every row and column, inside the ``reduce`` iterators."""
+    """One step of a tile: ``states[*place, row, column] = update`` for every row and column, inside the ``reduce``
+    iterators.
+    """
 
     states: Buffer
     place: tuple[Expr, ...]
@@ -92,7 +94,8 @@ def multiply_add(
 ) -> tuple[Stmt, ...] | None:
     """Return ``fill`` and the loops of ``work`` with a tile in place of the innermost ones.
 
-    ``bounds`` are the limits of the index variables in scope, ``fill`` sets the accumulators to ``init``, if it is given.
+    ``bounds`` are the limits of the index variables in scope, ``fill`` sets the accumulators to ``init``, if it is
+    given.
     """
     prec = work.states.type
     if prec not in (f32, f64) or not isinstance(work.update, Fma) or not _is_state(work.update.c, work.states):

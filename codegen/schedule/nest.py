@@ -58,7 +58,9 @@ def loop(symbol: Symbol, extent: int | Expr, body: Sequence[Stmt], kind: LoopKin
     return For(BlockIterator(symbol, expr, bound if value is None else value), tuple(body), kind)
 
 
-def nest(iterators: Iterable[BlockIterator], body: Sequence[Stmt], kinds: Mapping[Symbol, LoopKind]) -> tuple[Stmt, ...]:
+def nest(
+    iterators: Iterable[BlockIterator], body: Sequence[Stmt], kinds: Mapping[Symbol, LoopKind]
+) -> tuple[Stmt, ...]:
     """Return ``body`` inside one loop per iterator, the first outermost."""
     inner = tuple(body)
     for item in reversed(tuple(iterators)):
@@ -283,9 +285,7 @@ def combined(
     return merged
 
 
-def _winner(
-    op: str, lhs: Mapping[Symbol, Expr], rhs: Mapping[Symbol, Expr], value: Symbol, position: Symbol
-) -> Expr:
+def _winner(op: str, lhs: Mapping[Symbol, Expr], rhs: Mapping[Symbol, Expr], value: Symbol, position: Symbol) -> Expr:
     left, right, prec = lhs[value], rhs[value], value.type
 
     def logic(name: str, *args: Expr) -> Expr:

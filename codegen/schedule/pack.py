@@ -1,8 +1,8 @@
 """Packing: an operand of a contraction copied into panels in the order in which a register tile reads it.
 
-In: the operand, the tiled iterator and the tile's size. Out: a scratch buffer in panel layout, the block that fills it, and
-the load that stands for the operand. The copy also widens, transposes and applies what the operand's expression holds,
-once per value and not once per use.
+In: the operand, the tiled iterator and the tile's size. Out: a scratch buffer in panel layout, the block that fills it,
+and the load that stands for the operand. The copy also widens, transposes and applies what the operand's expression
+holds, once per value and not once per use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Packed:
 
 
 def panel_axes(block: Block, operand: Expr, tiled: BlockIterator) -> tuple[BlockIterator, ...] | None:
-    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if that has no fixed size."""
+    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if that has no fixed
+    size.
+    """
     axes = [item for item in block.iterators if item is not tiled and depends(operand, item)]
     if constant(tiled.extent) is None:
         return None
@@ -94,11 +96,15 @@ def pack(block: Block, operand: Expr, tiled: BlockIterator, size: int, axes: tup
 def relaid(block: Block, operand: Expr, tiled: BlockIterator) -> Packed | None:
     """Return a copy of the one buffer that ``operand`` loads, as f32, with the axis that ``tiled`` walks innermost.
 
-    Panels of an operand that is read through windows would hold each cell once per window; this copy keeps the buffer's own
-    axes. None where ``operand`` is no load that ``tiled`` moves along one axis by one.
+    Panels of an operand that is read through windows would hold each cell once per window; this copy keeps the buffer's
+    own axes. None where ``operand`` is no load that ``tiled`` moves along one axis by one.
     """
     loads = loads_in(operand)
-    if len(loads) != 1 or not isinstance(operand, Load | Cast) or (isinstance(operand, Cast) and operand.arg is not loads[0]):
+    if (
+        len(loads) != 1
+        or not isinstance(operand, Load | Cast)
+        or (isinstance(operand, Cast) and operand.arg is not loads[0])
+    ):
         return None
     (load,) = loads
     along = [at for at, part in enumerate(load.indices) if tiled.symbol in symbols_of(part)]

@@ -1,8 +1,8 @@
 """Template for reductions along memory: partial states in lanes over the innermost reduce iterator.
 
-In: a block whose accumulators may all be combined. Out: its loops: per data point, L partial states that each take every
-L-th reduce point, merged by a fixed tree (halves onto halves). L depends on the named target and the type alone, so the
-sum is the same for any thread count. ``serial`` is the same nest without lanes, in the block's own order.
+In: a block whose accumulators may all be combined. Out: its loops: per data point, L partial states that each take
+every L-th reduce point, merged by a fixed tree (halves onto halves). L depends on the named target and the type alone,
+so the sum is the same for any thread count. ``serial`` is the same nest without lanes, in the block's own order.
 """
 
 from __future__ import annotations
@@ -150,9 +150,7 @@ def updates_in_place(
         (item,) = accumulators
         return [Store(states[item.symbol], cell, substitute(item.update, mapping))]
     lets = [Let(fresh(item.symbol), substitute(item.update, mapping)) for item in accumulators]
-    written = [
-        Store(states[item.symbol], cell, Var(let.symbol)) for item, let in zip(accumulators, lets, strict=True)
-    ]
+    written = [Store(states[item.symbol], cell, Var(let.symbol)) for item, let in zip(accumulators, lets, strict=True)]
     return [*lets, *written]
 
 
@@ -163,9 +161,7 @@ def merge_tree(accumulators: Sequence[Accumulator], states: Mapping[Symbol, Buff
     while width >= 1:
         lane = index_symbol("i_lane")
         low: dict[Symbol, Expr] = {symbol: Load(buffer, (Var(lane),)) for symbol, buffer in states.items()}
-        high: dict[Symbol, Expr] = {
-            symbol: Load(buffer, (add(Var(lane), width),)) for symbol, buffer in states.items()
-        }
+        high: dict[Symbol, Expr] = {symbol: Load(buffer, (add(Var(lane), width),)) for symbol, buffer in states.items()}
         steps.append(loop(lane, width, _merge(accumulators, states, (Var(lane),), low, high), "lane"))
         width //= 2
     return steps

@@ -1,8 +1,8 @@
 """Template for blocks whose stores hit cells that data or reduce iterators choose: points in order.
 
-In: a scatter block. Out: its loops. An iterator that by itself is one axis of every store owns the cells of its index, so it
-may go outermost, to the threads, or innermost, to vectors; all other iterators keep their order, which fixes the order of
-sums in each cell.
+In: a scatter block. Out: its loops. An iterator that by itself is one axis of every store owns the cells of its index,
+so it may go outermost, to the threads, or innermost, to vectors; all other iterators keep their order, which fixes the
+order of sums in each cell.
 """
 
 from __future__ import annotations

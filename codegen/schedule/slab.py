@@ -1,16 +1,17 @@
 """Which kernels run together, one slab of their large intermediates at a time.
 
-In: a module, one block per kernel. Out: its kernels in an order of equal meaning, some of them gathered in a :class:`Group`:
-blocks that share outer axes (batch and head, say), and between them values of which each outer point needs its own
-matrix only. Run point by point, such a value never exists as a whole::
+In: a module, one block per kernel. Out: its kernels in an order of equal meaning, some of them gathered in a
+:class:`Group`: blocks that share outer axes (batch and head, say), and between them values of which each outer point
+needs its own matrix only. Run point by point, such a value never exists as a whole::
 
     scores[b, h, q, k] <- q . k          for b, h:  slab[q, k] <- q . k
     p[b, h, q, k] <- exp(scores ...)   ->           p[q, k] <- exp(slab ...)
     out[b, q, h, v] <- p . v                        out[b, q, h, v] <- p . v
 
-Legal where every buffer that a block of the group writes and another touches is divided among the outer points, and where
-what stood between the blocks can go before or behind them. A matrix too large for a core's cache is cut into tiles of rows:
-blocks that sum over the rows go on from tile to tile, all others have rows of their own. Schedules nothing.
+Legal where every buffer that a block of the group writes and another touches is divided among the outer points, and
+where what stood between the blocks can go before or behind them. A matrix too large for a core's cache is cut into
+tiles of rows: blocks that sum over the rows go on from tile to tile, all others have rows of their own. Schedules
+nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ MOST_BYTES = 2 << 20
 MOST_WHOLE = 512 << 10
 """The same where tiles of rows are legal: panels and operands want room beside them."""
 TILE_BYTES = 1 << 20
-"""Bytes of all slabs of one group that are tiles of rows: beside them lie panels and the sums that go on from tile to tile."""
+"""Bytes of all slabs of one group that are tiles of rows: beside them lie panels and the sums that go on from tile to
+tile.
+"""
 MOST_ROWS = 64
 """Rows of a tile: with more, nothing is read less often that counts."""
 LEAST_ROWS = 16
@@ -56,10 +59,12 @@ Outer = tuple[Symbol, ...]
 
 @dataclass(frozen=True)
 class Group:
-    """Kernels that run together. ``outer`` are the data iterators of each block's outer axes, ``slabs`` what becomes local.
+    """Kernels that run together. ``outer`` are the data iterators of each block's outer axes, ``slabs`` what becomes
+    local.
 
-    The first ``len(slab.shape) - 2`` axes of a slab are the outer axes, in this order, those of one cell left out. Where ``tile`` is not 0, so many rows
-    at a time (the last but one axis of a slab): ``rows`` are the iterators that walk them, data or reduce, one per block.
+    The first ``len(slab.shape) - 2`` axes of a slab are the outer axes, in this order, those of one cell left out.
+    Where ``tile`` is not 0, so many rows at a time (the last but one axis of a slab): ``rows`` are the iterators that
+    walk them, data or reduce, one per block.
     """
 
     kernels: tuple[Proc, ...]
@@ -260,7 +265,10 @@ def _varies(block: Block, outer: Outer) -> bool:
 def _divided(kernels: Sequence[Proc], outer: Sequence[Outer], slabs: Sequence[Buffer]) -> bool:
     """Whether the outer points touch cells of their own of all that the kernels write and touch again."""
     blocks = [block for kernel in kernels if (block := _block(kernel)) is not None]
-    if len({len(item) for item in outer}) != 1 or len({_extents(*pair) for pair in zip(blocks, outer, strict=True)}) != 1:
+    if (
+        len({len(item) for item in outer}) != 1
+        or len({_extents(*pair) for pair in zip(blocks, outer, strict=True)}) != 1
+    ):
         return False
     written = {store.buffer for block in blocks for store in block.stores}
     for buffer in written:
@@ -275,10 +283,11 @@ def _divided(kernels: Sequence[Proc], outer: Sequence[Outer], slabs: Sequence[Bu
 
 
 def _tile(rows: int, inner: int) -> int:
-    """How many of ``rows`` rows, ``inner`` bytes in all, make a tile: a number that divides them where one is large enough.
+    """How many of ``rows`` rows, ``inner`` bytes in all, make a tile: a number that divides them where one is large
+    enough.
 
-    Else one that leaves enough rows over for the templates that suit a tile; 0 where there is none. Even, unless it is all rows:
-    units for matrices take the terms of sums in pairs.
+    Else one that leaves enough rows over for the templates that suit a tile; 0 where there is none. Even, unless it is
+    all rows: units for matrices take the terms of sums in pairs.
     """
     most = min(rows, max(LEAST_ROWS, min(MOST_ROWS, TILE_BYTES * rows // inner)))
     counts = [count for count in range(most, min(LEAST_ROWS, most) - 1, -1) if count % 2 == 0 or count == rows]

@@ -1,7 +1,8 @@
 """Reductions with few results and many points: cut into blocks whose partial states meet in block order.
 
-In: a block with combinable accumulators. Out: two blocks: one computes the states of P parts into scratch buffers, one merges
-them and stores. P depends on the shape alone, so threads may take parts in any number and the sums stay the same.
+In: a block with combinable accumulators. Out: two blocks: one computes the states of P parts into scratch buffers, one
+merges them and stores. P depends on the shape alone, so threads may take parts in any number and the sums stay the
+same.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ In: a :class:`~stagedtensor.codegen.schedule.slab.Group`. Out: one kernel::
         slab[q][k]                          one worker's
         the nest of each block, in order, as it would be by itself: same tiles, same order of sums, so same bits
 
-Panels of packed operands are local too. Narrow operands of contractions are widened into local copies, a point at a time, unless
-a unit for matrices reads them as they are.
-Where slabs are tiles of rows, a loop over the tiles stands inside the point. What is the same for all tiles (panels, wide
-copies) is made in front of it; sums over the rows lie in local memory, take the terms of one tile after the other, in order,
-and are stored behind it.
+Panels of packed operands are local too. Narrow operands of contractions are widened into local copies, a point at a
+time, unless a unit for matrices reads them as they are. Where slabs are tiles of rows, a loop over the tiles stands
+inside the point. What is the same for all tiles (panels, wide copies) is made in front of it; sums over the rows lie in
+local memory, take the terms of one tile after the other, in order, and are stored behind it.
 """
 
 from __future__ import annotations
@@ -227,7 +226,9 @@ class _Together:
                     # here, where only what this nest writes can change: a later nest may write what this one reads
                     statements = hoisted(Proc(nest.suffix, (), without_trivial_loops(nest.body))).body
                     copies = part is not block or nest is not nests[-1]
-                    same = copies and tile not in free_symbols(statements) and changing.isdisjoint(buffers_read(nest.body))
+                    same = (
+                        copies and tile not in free_symbols(statements) and changing.isdisjoint(buffers_read(nest.body))
+                    )
                     if before is not None and same:
                         before += substitute(statements, {}, self.locals)
                     else:

@@ -35,7 +35,8 @@ from stagedtensor.codegen.schedule.nest import index_symbol, loop, nest
 from stagedtensor.precision import f32
 
 TRANSPOSE = "transpose"
-"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride along c, and the square."""
+"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride along c, and the square.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Transposing:
 
 
 def fits(target: Buffer, rows: int, columns: int, lanes: int) -> bool:
-    """Tell whether squares of ``lanes`` can carry the copy: whole ones, none of which reaches from one panel into the next."""
+    """Tell whether squares of ``lanes`` can carry the copy: whole ones, none of which reaches from one panel into the
+    next.
+    """
     panels = [step.factor for step in target.layout.steps if isinstance(step, Split)]
     whole = all(size % lanes == 0 for size in (rows, *panels))
     return target.type is f32 and lanes in (4, 8, 16) and whole and columns >= lanes

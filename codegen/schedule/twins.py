@@ -1,12 +1,13 @@
 """Narrow twins that are never stored: each reader narrows the master itself, while it copies it into panels.
 
-In: a module of blocks. Out: the same values, bit for bit. A twin is a temporary whose cells are a wider buffer's, rounded::
+In: a module of blocks. Out: the same values, bit for bit. A twin is a temporary whose cells are a wider buffer's,
+rounded::
 
     twin[i, k] = bf16(w[i, k])                                ->     (gone)
     y[b, i] = sum over k: f32(twin[i, k]) * x[b, k]                  ... f32(bf16(w[i, k])) * x[b, k]
 
-A contraction that uses every value often copies the operand anyway, so rounding there costs one pass less over memory. The
-same goes for a twin that is stored beside its master, where contractions alone read it and soon::
+A contraction that uses every value often copies the operand anyway, so rounding there costs one pass less over memory.
+The same goes for a twin that is stored beside its master, where contractions alone read it and soon::
 
     g[b, i] = v; twin[b, i] = bf16(v)                         ->     g[b, i] = v
     dw[i, k] = sum over b: f32(twin[b, i]) * x[b, k]                 ... f32(bf16(g[b, i])) * x[b, k]
@@ -44,7 +45,8 @@ _USES_THAT_REPAY = 16
 _READS_ALLOWED = 4
 """Reads per cell by blocks that copy nothing."""
 _SOON = 8
-"""Kernels within which a twin beside its master is read for the last time: the master, which is larger, waits for it."""
+"""Kernels within which a twin beside its master is read for the last time: the master, which is larger, waits for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,12 @@ def _twins(kernel: Proc, module: Module) -> Iterator[_Twin]:
     origins = tuple(dict.fromkeys((*kernel.origins, *block.origins)))
     for store in block.stores:
         value, twin = store.value, store.buffer
-        if not isinstance(value, Cast) or store.indices != cell or not twin.type.is_narrow or twin not in module.temporaries:
+        if (
+            not isinstance(value, Cast)
+            or store.indices != cell
+            or not twin.type.is_narrow
+            or twin not in module.temporaries
+        ):
             continue
         beside = len(block.stores) > 1
         master = _beside(block, store, value) if beside else _copied(block, value, cell)
@@ -113,7 +120,9 @@ def _copied(block: Block, value: Cast, cell: tuple[Var, ...]) -> Buffer | None:
 
 def _beside(block: Block, store: Store, value: Cast) -> Buffer | None:
     """The buffer that gets, at the same cell, what ``store`` rounds."""
-    return next((item.buffer for item in block.stores if item.indices == store.indices and item.value == value.arg), None)
+    return next(
+        (item.buffer for item in block.stores if item.indices == store.indices and item.value == value.arg), None
+    )
 
 
 def _with_readers_first(kernels: list[Proc], twin: _Twin, maker: Proc) -> list[Proc] | None:
@@ -204,7 +213,8 @@ class _Rounding(Rewriter):
         if self.twin.buffer not in buffers_read(kernel.body):
             return kernel
         body = tuple(
-            replace(stmt, origins=self._origins(stmt.origins)) if isinstance(stmt, Block) else stmt for stmt in kernel.body
+            replace(stmt, origins=self._origins(stmt.origins)) if isinstance(stmt, Block) else stmt
+            for stmt in kernel.body
         )
         return self.proc(replace(kernel, body=body, origins=self._origins(kernel.origins)))
 

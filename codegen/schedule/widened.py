@@ -1,8 +1,9 @@
 """Narrow operands of contractions widened once, as whole buffers, for all the kernels that read them.
 
-In: a contraction's operand that is the conversion of a narrow buffer's cell. Out: the block that copies the buffer to f32 in
-its own order (unless an earlier kernel's copy still holds the same values), and the load that stands for the operand.
-Without it a register tile converts the broadcast operand one value at a time, again for every panel of columns.
+In: a contraction's operand that is the conversion of a narrow buffer's cell. Out: the block that copies the buffer to
+f32 in its own order (unless an earlier kernel's copy still holds the same values), and the load that stands for the
+operand. Without it a register tile converts the broadcast operand one value at a time, again for every panel of
+columns.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def with_cell(operand: Expr, cell: tuple[Expr, ...]) -> Expr:
 
 
 def narrow_load(operand: Expr) -> Load | None:
-    """Return the cell that ``operand`` widens from a narrow format, or takes through one; None where it is anything else."""
+    """Return the cell that ``operand`` widens from a narrow format, or takes through one; None where it is anything
+    else.
+    """
     if not isinstance(operand, Cast) or operand.type is not f32 or operand.saturate or operand.flush:
         return None
     load = operand.arg

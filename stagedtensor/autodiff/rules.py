@@ -2,8 +2,8 @@
 
 ``DERIVATIVES[op][i](g, y, *args)`` is the contribution to operand i of the incoming gradient g, where y is the op's
 result. Rows use the result wherever the answer is the same, so that operands need not stay alive. Rules whose factor
-may be infinite or NaN select 0 where g is 0: a branch not taken must not leak NaN. Only the product inside a contraction
-stays a plain product, since matrix kernels compute it.
+may be infinite or NaN select 0 where g is 0: a branch not taken must not leak NaN. Only the product inside a
+contraction stays a plain product, since matrix kernels compute it.
 """
 
 from __future__ import annotations
@@ -80,22 +80,20 @@ def scaled(g: Expr, factor: Expr) -> Expr:
     match factor:
         case NumberLiteral(value) if math.isfinite(value):
             return mul(g, factor)
-        case Access(node) if node.data is not None and node.role in _FIXED and np.isfinite(node.data.astype(np.float64)).all():
+        case Access(node) if (
+            node.data is not None and node.role in _FIXED and np.isfinite(node.data.astype(np.float64)).all()
+        ):
             return mul(g, factor)
     return masked(g, mul(g, factor))
 
 
 def _first_wins(test: str) -> Rule:
     """The first operand is the result: test(a, b), or a is NaN."""
-    return lambda g, y, a, b: where(
-        Apply("or", (Apply(test, (a, b)), Apply("ne", (a, a)))), g, number(0.0)
-    )
+    return lambda g, y, a, b: where(Apply("or", (Apply(test, (a, b)), Apply("ne", (a, a)))), g, number(0.0))
 
 
 def _second_wins(test: str) -> Rule:
-    return lambda g, y, a, b: where(
-        Apply("or", (Apply(test, (a, b)), Apply("ne", (a, a)))), number(0.0), g
-    )
+    return lambda g, y, a, b: where(Apply("or", (Apply(test, (a, b)), Apply("ne", (a, a)))), number(0.0), g)
 
 
 def _power_base(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
@@ -147,10 +145,12 @@ DERIVATIVES: dict[str, Derivative] = {
     "tanh": Derivative((lambda g, y, a: masked(g, mul(g, sub(number(1.0), mul(y, y)))),), "result"),
     "sigmoid": Derivative((lambda g, y, a: masked(g, mul(g, mul(y, sub(number(1.0), y)))),), "result"),
     "erf": Derivative(
-        (lambda g, y, a: masked(g, mul(g, mul(number(_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),))))),), "operands"
+        (lambda g, y, a: masked(g, mul(g, mul(number(_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),))))),),
+        "operands",
     ),
     "erfc": Derivative(
-        (lambda g, y, a: masked(g, mul(g, mul(number(-_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),))))),), "operands"
+        (lambda g, y, a: masked(g, mul(g, mul(number(-_TWO_OVER_ROOT_PI), Apply("exp", (neg(mul(a, a)),))))),),
+        "operands",
     ),
     "where": Derivative(
         (

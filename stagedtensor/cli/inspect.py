@@ -1,7 +1,7 @@
 """``inspect``: the source that a block of a model text compiles to, for a device that need not be there.
 
-In: a file of model definitions, a block's configuration and the shapes of its inputs. Out: the kernels as a table, for CUDA
-what each takes of a multiprocessor, and the source. Runs no kernel and writes no file.
+In: a file of model definitions, a block's configuration and the shapes of its inputs. Out: the kernels as a table, for
+CUDA what each takes of a multiprocessor, and the source. Runs no kernel and writes no file.
 """
 
 from __future__ import annotations
@@ -43,10 +43,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``inspect``."""
     parser.add_argument("model", metavar="MODEL.st", help="a file of model definitions")
     parser.add_argument("--block", metavar="NAME", help="the definition to compile; may be left out where there is one")
-    parser.add_argument("--config", metavar="NAME=VALUE,...", default="", help="the block's configuration, e.g. hid=64,out=10")
-    parser.add_argument("--input", metavar="SIZES", action="append", default=[], help=f"one tensor it takes: {_INPUT_FORM}")
-    parser.add_argument("--train", action="store_true", help="a training step on the mean of the result, not the forward part")
-    parser.add_argument("--precision", metavar="PREC", help="mixed precision: activations and twins of parameters in PREC")
+    parser.add_argument(
+        "--config", metavar="NAME=VALUE,...", default="", help="the block's configuration, e.g. hid=64,out=10"
+    )
+    parser.add_argument(
+        "--input", metavar="SIZES", action="append", default=[], help=f"one tensor it takes: {_INPUT_FORM}"
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="a training step on the mean of the result, not the forward part"
+    )
+    parser.add_argument(
+        "--precision", metavar="PREC", help="mixed precision: activations and twins of parameters in PREC"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to generate for (default: cpu)")
     parser.add_argument("--target", metavar="NAME", help="the CPU target, by default this machine's")
     parser.add_argument(
@@ -96,7 +104,9 @@ def computation(arguments: argparse.Namespace) -> Comp | Tensor:
     name = arguments.block or (names[0] if len(names) == 1 else "")
     if name not in names:
         asked = f"defines no {name!r}" if name else "has several definitions: choose one with --block"
-        raise LanguageError(f"{arguments.model} {asked}; it defines {', '.join(names) or 'nothing'}", file=arguments.model)
+        raise LanguageError(
+            f"{arguments.model} {asked}; it defines {', '.join(names) or 'nothing'}", file=arguments.model
+        )
     configuration = pairs(arguments.config, "--config")
     inputs = [tensor(text, at, arguments.precision or "f32") for at, text in enumerate(arguments.input)]
     with master_weights(arguments.precision):
@@ -136,7 +146,9 @@ def pairs(text: str, option: str) -> dict[str, Any]:
         if not found or not name.strip().isidentifier():
             raise LanguageError(f"{option} takes NAME=VALUE with commas between, got {part!r}")
         try:
-            values[name.strip()] = ast.literal_eval({"true": "True", "false": "False"}.get(value.strip(), value.strip()))
+            values[name.strip()] = ast.literal_eval(
+                {"true": "True", "false": "False"}.get(value.strip(), value.strip())
+            )
         except (ValueError, SyntaxError):
             values[name.strip()] = value.strip()
     return values

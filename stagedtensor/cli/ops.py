@@ -16,7 +16,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=tuple(_FORMATS), default="md", help="Markdown (the default) or JSON")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--write", metavar="PATH", type=Path, help="write the file instead of printing")
-    where.add_argument("--check", metavar="PATH", type=Path, help="status 1 where the file is not what would be written")
+    where.add_argument(
+        "--check", metavar="PATH", type=Path, help="status 1 where the file is not what would be written"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Block-encoded weights: values, packing, I2_S and GGUF import.
 
-In: arrays, packed bytes, GGUF files. Out: :class:`Encoded` values, to be decoded (``numpy``), repacked or put into a graph
-with ``st.constant``. The ``gguf`` package is imported by ``load_gguf`` and the row quantizers only.
+In: arrays, packed bytes, GGUF files. Out: :class:`Encoded` values, to be decoded (``numpy``), repacked or put into a
+graph with ``st.constant``. The ``gguf`` package is imported by ``load_gguf`` and the row quantizers only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights of a GGUF file, memory-mapped.
 
 In: a path. Out: a mapping from tensor names to :class:`Encoded` values over the mapped bytes, with the file's metadata.
-Names, numbers and block sizes of tensor types come from the ``gguf`` package (the ``gguf`` extra). A file that is damaged
-anywhere gives EncodingError and no tensor.
+Names, numbers and block sizes of tensor types come from the ``gguf`` package (the ``gguf`` extra). A file that is
+damaged anywhere gives EncodingError and no tensor.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _DENSE: Mapping[str, Prec] = {
 class GGUFWeights(Mapping[str, Encoded]):
     """The tensors of a GGUF file by name, in file order.
 
-    ``metadata`` maps keys to numbers, bools, strings, arrays and lists. ``skipped`` maps the names of tensors that were left
-    out to their types.
+    ``metadata`` maps keys to numbers, bools, strings, arrays and lists. ``skipped`` maps the names of tensors that were
+    left out to their types.
     """
 
     def __init__(self, tensors: Mapping[str, Encoded], metadata: Mapping[str, Any], skipped: Mapping[str, str]) -> None:
@@ -59,9 +59,9 @@ def load_gguf(
 ) -> GGUFWeights:
     """Map the weights of a GGUF file (version 2 or 3, little-endian); their bytes are not copied.
 
-    Files list the innermost extent first: ``(in, out)`` becomes shape ``(out, in)``. Plain types give ``Dense`` values, block
-    types their encoding. I2_S is read where ``i2_s`` names its grouping. Another type raises EncodingError, or is listed in
-    ``skipped``. Raises EncodingError for whatever is wrong with the file.
+    Files list the innermost extent first: ``(in, out)`` becomes shape ``(out, in)``. Plain types give ``Dense`` values,
+    block types their encoding. I2_S is read where ``i2_s`` names its grouping. Another type raises EncodingError, or is
+    listed in ``skipped``. Raises EncodingError for whatever is wrong with the file.
     """
     types = _types()
     try:

@@ -1,8 +1,8 @@
 """The header of a GGUF file, read within bounds.
 
-In: the bytes of a whole file (memory-mapped) and the table of known tensor types. Out: its metadata and where each tensor
-lies. Every count and length is checked against the bytes that are left before anything of that size is made or walked,
-so a damaged or hostile header costs no more than its own size. Looks at no tensor's data.
+In: the bytes of a whole file (memory-mapped) and the table of known tensor types. Out: its metadata and where each
+tensor lies. Every count and length is checked against the bytes that are left before anything of that size is made or
+walked, so a damaged or hostile header costs no more than its own size. Looks at no tensor's data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ _DEFAULT_ALIGNMENT = 32
 _MOST_AXES = 4
 _MOST_NESTING = 8
 _STRING, _ARRAY, _BOOL, _U32 = 8, 9, 7, 4
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
+_SCALARS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _LEAST_ENTRY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
@@ -38,7 +50,9 @@ class TensorType:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: ``shape`` outermost axis first, its bytes at ``start .. stop``; ``gap`` is where the next one may begin."""
+    """One tensor: ``shape`` outermost axis first, its bytes at ``start .. stop``; ``gap`` is where the next one may
+    begin.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -149,9 +163,7 @@ def _placed(raw: list[_RawTensor], origin: int, alignment: int, end: int) -> tup
             assert following is not None
             raise EncodingError(f"at byte {item.at}: tensors {item.name!r} and {following.name!r} overlap")
     return tuple(
-        TensorEntry(
-            item.name, item.extents[::-1], item.type, origin + item.offset, stops[item.name], gaps[item.name]
-        )
+        TensorEntry(item.name, item.extents[::-1], item.type, origin + item.offset, stops[item.name], gaps[item.name])
         for item in raw
     )
 
@@ -167,7 +179,9 @@ class _Cursor:
         """Return the next bytes."""
         if nbytes > len(self.data) - self.at:
             left = len(self.data) - self.at
-            raise EncodingError(f"at byte {self.at}: the file ends within {what} ({nbytes} bytes expected, {left} left)")
+            raise EncodingError(
+                f"at byte {self.at}: the file ends within {what} ({nbytes} bytes expected, {left} left)"
+            )
         self.at += nbytes
         return self.data[self.at - nbytes : self.at]
 

@@ -23,15 +23,19 @@ _BYTES_AT_ONCE = 1 << 18
 """Codes that are unpacked at a time; a whole number of groups."""
 
 
-def import_i2_s(data: Any, shape: tuple[int, ...] | list[int], grouping: Grouping, scale: float | None = None) -> Encoded:
+def import_i2_s(
+    data: Any, shape: tuple[int, ...] | list[int], grouping: Grouping, scale: float | None = None
+) -> Encoded:
     """Read I2_S bytes as BITNET_B1_58.
 
-    ``grouping``: with g = 64 or 128, a group of g elements lies in g/4 bytes, four runs of g/4 elements from the highest
-    two bits down; ``"sequential"`` has the first element in the lowest bits. ``scale`` defaults to the first f32 of the
-    32-byte trailer behind the codes. Raises EncodingError where size, scale or a code is wrong.
+    ``grouping``: with g = 64 or 128, a group of g elements lies in g/4 bytes, four runs of g/4 elements from the
+    highest two bits down; ``"sequential"`` has the first element in the lowest bits. ``scale`` defaults to the first
+    f32 of the 32-byte trailer behind the codes. Raises EncodingError where size, scale or a code is wrong.
     """
     if grouping not in (64, 128, "sequential"):
-        raise EncodingError(f"I2_S: expected the grouping 64, 128 or 'sequential', got {grouping!r}; its bytes do not tell")
+        raise EncodingError(
+            f"I2_S: expected the grouping 64, 128 or 'sequential', got {grouping!r}; its bytes do not tell"
+        )
     raw = byte_array(data)
     if not all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape):
         raise EncodingError(f"I2_S: expected positive extents, got the shape {shape!r}")

@@ -1,8 +1,8 @@
 """Blocks of the loop IR as tensor ops: whole iteration spaces at once.
 
-In: the blocks that lowering made of a program's statements, one by one. Out: a value per buffer. An expression becomes a
-value over the iterators that it depends on; reads at plain positions are slices and transposes, others gathers; a sum of
-products is a dot_general, other accumulators are reductions, stores at computed positions are scatters. Accumulation
+In: the blocks that lowering made of a program's statements, one by one. Out: a value per buffer. An expression becomes
+a value over the iterators that it depends on; reads at plain positions are slices and transposes, others gathers; a sum
+of products is a dot_general, other accumulators are reductions, stores at computed positions are scatters. Accumulation
 stays as wide as the block says.
 """
 
@@ -26,6 +26,7 @@ from .values import Lines, Value, tensor_type
 from .windows import Axis, axes_of, convolved, pooled
 
 Axes: TypeAlias = tuple[ir.Symbol, ...]
+
 
 @dataclass(frozen=True)
 class Over:
@@ -366,12 +367,7 @@ class BlockValues:
 
     def _factor(self, expr: ir.Expr) -> Over:
         """An operand of a product: one of a narrow format stays as it is, since the product is exact in f32."""
-        if (
-            isinstance(expr, ir.Cast)
-            and expr.arg.type in NARROW
-            and isinstance(expr.arg, ir.Load)
-            and expr.type is f32
-        ):
+        if isinstance(expr, ir.Cast) and expr.arg.type in NARROW and isinstance(expr.arg, ir.Load) and expr.type is f32:
             return self._value(expr.arg)
         return self._value(expr)
 

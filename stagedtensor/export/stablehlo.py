@@ -71,8 +71,8 @@ def to_stablehlo(
 
     Arguments are placeholders and host scalars in order of first use, then parameters in creation order;
     ``params="constants"`` embeds parameters, whose values must be arrays given as ``init``. ``twins="fold"`` (forward
-    graphs only) makes twins the arguments, at their own precision. ``encoded="dequantize"`` embeds packed weights as f32
-    constants. Sums are as wide as in this package: f32 for narrow operands, one rounding per stored result. With
+    graphs only) makes twins the arguments, at their own precision. ``encoded="dequantize"`` embeds packed weights as
+    f32 constants. Sums are as wide as in this package: f32 for narrow operands, one rounding per stored result. With
     ``accum="narrow"`` they have the type of their result, and so has the interior of library functions: fewer converts,
     but whoever runs the module may round partial sums.
 
@@ -152,7 +152,11 @@ class _Function:
     def build(self) -> None:
         """Add arguments and ops."""
         folded = self._folded() if self.twins == "fold" else frozenset()
-        module = lower(normalise_zeroing(_program(self.solved, folded, self._decoded(), narrow=self.accum == "narrow")), Numerics(), "cpu")
+        module = lower(
+            normalise_zeroing(_program(self.solved, folded, self._decoded(), narrow=self.accum == "narrow")),
+            Numerics(),
+            "cpu",
+        )
         held: dict[ir.Buffer, Value] = {}
         for buffer in self._inputs(module):
             value = self._embedded(buffer)
@@ -356,7 +360,9 @@ def _roles(block: ir.Block, label: str) -> tuple[str, str]:
     if composite is None and record is not None and record.kind == "leave":
         composite = record.composite
     if composite is not None:
-        contracts = any(node.record is not None and is_contraction(node.record) for node in composite.outermost.interior)
+        contracts = any(
+            node.record is not None and is_contraction(node.record) for node in composite.outermost.interior
+        )
         return ("mix", "acc") if contracts else ("stat", "stat")
     reduces = any(item.kind == "reduce" for item in block.iterators)
     return "mix", "acc" if reduces else "mix"

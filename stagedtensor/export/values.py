@@ -1,8 +1,8 @@
 """SSA values of a StableHLO function being built, and the text of its ops.
 
-In: ops with operands and result types. Out: numbered lines; an op that was emitted before is not emitted again, one whose
-result nothing uses is left out. Types follow formats: bool is i1, the 8-bit floats are f8E5M2 and f8E4M3FN. Nothing here
-knows statements or nodes.
+In: ops with operands and result types. Out: numbered lines; an op that was emitted before is not emitted again, one
+whose result nothing uses is left out. Types follow formats: bool is i1, the 8-bit floats are f8E5M2 and f8E4M3FN.
+Nothing here knows statements or nodes.
 """
 
 from __future__ import annotations

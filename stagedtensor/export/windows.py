@@ -1,7 +1,8 @@
 """Reads by windows: convolutions and pooling as the StableHLO ops of that name.
 
-In: index expressions ``start + stride * outer + dilation * inner``, where the block sums over ``inner``. Out: reduce_window or
-convolution instead of a gather of every cell of every window. What has another form gives None, and the caller gathers.
+In: index expressions ``start + stride * outer + dilation * inner``, where the block sums over ``inner``. Out:
+reduce_window or convolution instead of a gather of every cell of every window. What has another form gives None, and
+the caller gathers.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def axes_of(
             return None
         factors, start = form
         last = start + sum(factor * (extents.get(symbol, 0) - 1) for symbol, factor in factors.items())
-        fits = 0 <= start <= last < size and all(factor > 0 and extents.get(symbol) for symbol, factor in factors.items())
+        fits = 0 <= start <= last < size and all(
+            factor > 0 and extents.get(symbol) for symbol, factor in factors.items()
+        )
         if not fits or seen & factors.keys() or len(factors) > 2:
             return None
         seen |= factors.keys()
@@ -128,7 +131,8 @@ def convolved(
 ) -> tuple[Value, tuple[ir.Symbol, ...]] | None:
     """Sum the products of each window of ``x`` with a kernel, to type ``prec``; None where it is no convolution.
 
-    Features are what both have and the sum runs over; other axes of ``x`` are its batch, those of the kernel the new features.
+    Features are what both have and the sum runs over; other axes of ``x`` are its batch, those of the kernel the new
+    features.
     """
     windows = [axis for axis in axes if axis.inner is not None]
     plain = [axis.outer for axis in axes if axis.inner is None and axis.outer is not None]
@@ -146,19 +150,31 @@ def convolved(
     ):
         return None
     x = cut(lines, x, axes, extents)
-    sizes = dict(zip(windows, (size for axis, size in zip(axes, x.dims, strict=True) if axis.inner is not None), strict=True))
+    sizes = dict(
+        zip(windows, (size for axis, size in zip(axes, x.dims, strict=True) if axis.inner is not None), strict=True)
+    )
     held = [axis for axis in axes if axis.outer is not None]
-    x = lines.reshape(x, [sizes[axis] if axis in sizes else extents[axis.outer] for axis in held if axis.outer is not None])
+    x = lines.reshape(
+        x, [sizes[axis] if axis in sizes else extents[axis.outer] for axis in held if axis.outer is not None]
+    )
     outer = [axis.outer for axis in held]
     order = [*batch, *spatial, *features]
-    x = lines.broadcast(x, [order.index(symbol) for symbol in outer if symbol is not None], [
-        sizes[held[outer.index(symbol)]] if symbol in spatial else extents[symbol] for symbol in order
-    ])
+    x = lines.broadcast(
+        x,
+        [order.index(symbol) for symbol in outer if symbol is not None],
+        [sizes[held[outer.index(symbol)]] if symbol in spatial else extents[symbol] for symbol in order],
+    )
     count = len(windows)
-    x = lines.reshape(x, (_product(batch, extents), *x.dims[len(batch) : len(batch) + count], _product(features, extents)))
+    x = lines.reshape(
+        x, (_product(batch, extents), *x.dims[len(batch) : len(batch) + count], _product(features, extents))
+    )
     wanted = [*inner, *features, *new]
-    kernel = lines.broadcast(kernel, [wanted.index(symbol) for symbol in kernel_axes], [extents[symbol] for symbol in wanted])
-    kernel = lines.reshape(kernel, (*(extents[symbol] for symbol in inner), _product(features, extents), _product(new, extents)))
+    kernel = lines.broadcast(
+        kernel, [wanted.index(symbol) for symbol in kernel_axes], [extents[symbol] for symbol in wanted]
+    )
+    kernel = lines.reshape(
+        kernel, (*(extents[symbol] for symbol in inner), _product(features, extents), _product(new, extents))
+    )
     dims = (x.dims[0], *(extents[symbol] for symbol in spatial), kernel.dims[-1])
     places = ", ".join(map(str, range(count)))
     text = (

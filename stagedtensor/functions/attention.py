@@ -24,9 +24,7 @@ _CONTRACTION = {"reduction": "add", "combine": "mul"}
 
 
 def _rows(position: str, *output: str) -> ShapeSpec:
-    return ShapeSpec(
-        RowSpec((), "batch", (Name(position),)), RowSpec(), RowSpec(tuple(Name(name) for name in output))
-    )
+    return ShapeSpec(RowSpec((), "batch", (Name(position),)), RowSpec(), RowSpec(tuple(Name(name) for name in output)))
 
 
 _SCORES = ShapeSpec(RowSpec((), "batch"), RowSpec(), RowSpec((Name("head"), Name("query"), Name("key"))))

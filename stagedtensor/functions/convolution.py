@@ -71,7 +71,12 @@ def padded(x: Tensor, amounts: tuple[int, ...], fill: Literal["zero", "lowest"] 
 
 
 def windows(
-    x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int], what: str
+    x: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    what: str,
 ) -> Tensor:
     """Pad ``x`` and narrow off what no window reads, so that the windows cover it exactly. Raises ShapeError."""
     size = image_size(x, what)

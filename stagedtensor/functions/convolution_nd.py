@@ -1,7 +1,7 @@
 """Convolutions over one and three axes, and the transposed one; sizes as in PyTorch, channels last.
 
-In: signals ``batch | -> length, c`` or volumes ``batch | -> d, h, w, c`` and weights ``k.., ic -> oc``. Each is one composite:
-sums and bias round once.
+In: signals ``batch | -> length, c`` or volumes ``batch | -> d, h, w, c`` and weights ``k.., ic -> oc``. Each is one
+composite: sums and bias round once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def dropout(x: TensorLike, rate: float, *, step: TensorLike = 0, seed: int = 0, 
     """Set each cell to 0 with probability ``rate`` and scale the others by 1 / (1 - rate).
 
     ``step`` is an integer cell (``st.host_scalar("step", 0, st.i32)``) that the host advances: each value draws another
-    mask. Masks are keyed by ``seed`` and ``name``; give every dropout of a model its own name. Leave it out for evaluation.
+    mask. Masks are keyed by ``seed`` and ``name``; give every dropout of a model its own name. Leave it out for
+    evaluation.
     """
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout: rate is in [0, 1), got {rate!r} ({user_source().quoted()})")

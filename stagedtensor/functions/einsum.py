@@ -46,7 +46,8 @@ _RULES = {"add": "tree", "max": "extremum", "min": "extremum", "mul": "prod"}
 
 @dataclass(frozen=True)
 class CapturedExtent(CapturedDim, Arithmetic):
-    """A captured size: an axis size in declarations (``output=[dims.h]``) and a number in expressions (``1.0 / dims.h``).
+    """A captured size: an axis size in declarations (``output=[dims.h]``) and a number in expressions (``1.0 /
+    dims.h``).
 
     As a number it is a tensor of one cell whose value is the extent (the current one where it is dynamic); like a
     Python number it takes its precision from what it meets.
@@ -151,7 +152,9 @@ def einsum(
     are returned as well: ``(tensor, dims)``. ``sizes`` fixes sizes by name. Raises SpecError with a caret.
     """
     if reduce not in _REDUCTIONS:
-        raise ValueError(f"einsum: reduce is one of {', '.join(_REDUCTIONS)}, not {reduce!r} ({user_source().quoted()})")
+        raise ValueError(
+            f"einsum: reduce is one of {', '.join(_REDUCTIONS)}, not {reduce!r} ({user_source().quoted()})"
+        )
     if combine not in ("mul", "add"):
         raise ValueError(f'einsum: combine is "mul" or "add", not {combine!r} ({user_source().quoted()})')
     if isinstance(capture, str) or not all(isinstance(name, str) for name in capture):
@@ -307,9 +310,7 @@ def _tree(spec: Spec, chosen: Sequence[int], combine: str, reads: Sequence[Acces
     return Apply("where", (inside, expr, NumberLiteral(0.0)))
 
 
-def _split(
-    record: OpRecord, spec: Spec, parts: Sequence[Sequence[int]], reduction: WriteOp, combine: str
-) -> None:
+def _split(record: OpRecord, spec: Spec, parts: Sequence[Sequence[int]], reduction: WriteOp, combine: str) -> None:
     """Give each block of a concatenated result a statement of its own."""
     (first,) = record.statements
     reads = [Access(operand.node, rows) for operand, rows in zip(record.operands, spec.operands, strict=True)]

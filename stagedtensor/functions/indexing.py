@@ -27,9 +27,7 @@ from stagedtensor.tensor import Tensor, TensorLike, apply_op, lift
 from .axes import LAST_OUTPUT, axes_of, solved_shape
 
 
-def narrow(
-    x: TensorLike, start: int, stop: int | None = None, *, axis: Any = LAST_OUTPUT, step: int = 1
-) -> Tensor:
+def narrow(x: TensorLike, start: int, stop: int | None = None, *, axis: Any = LAST_OUTPUT, step: int = 1) -> Tensor:
     """Keep cells ``start:stop:step`` of one axis (NumPy's meaning of negative bounds)."""
     tensor = lift(x)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
@@ -121,7 +119,8 @@ def gather(table: TensorLike, ids: TensorLike) -> Tensor:
 def positions(x: TensorLike, axis: Any = ("batch", -1)) -> Tensor:
     """0 .. n-1 along one axis of ``x``, by default the tokens of a sequence: ``n | ->`` in i32.
 
-    The axis stays in its row, and a dynamic extent stays dynamic: ``gather(table, positions(x))`` reads a row per token.
+    The axis stays in its row, and a dynamic extent stays dynamic: ``gather(table, positions(x))`` reads a row per
+    token.
     """
     tensor = lift(x)
     kind, at = one_axis(tensor, axis, "positions")

@@ -179,9 +179,7 @@ def clamp(x: TensorLike, low: float | None = None, high: float | None = None) ->
     )
 
 
-def nan_to_num(
-    x: TensorLike, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> Tensor:
+def nan_to_num(x: TensorLike, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Replace NaN by ``nan`` and infinities by ``posinf``, ``neginf``; None is the result's greatest and least number.
 
     Finite cells, and so integers, stay. The gradient passes at finite cells and is 0 at the others.

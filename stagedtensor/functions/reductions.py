@@ -107,9 +107,7 @@ def centred(x: Tensor, axes: Axes) -> Tensor:
 
 def centred_with(x: Tensor, middle: Tensor, axes: Axes) -> Tensor:
     """x minus ``middle``, which has the shape ``axes.kept``."""
-    return apply_op(
-        "centre", (x, middle), Spec((axes.full, axes.kept), axes.full), lambda a, m: Apply("sub", (a, m))
-    )
+    return apply_op("centre", (x, middle), Spec((axes.full, axes.kept), axes.full), lambda a, m: Apply("sub", (a, m)))
 
 
 @composite("var", float_only=True)

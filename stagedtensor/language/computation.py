@@ -64,10 +64,10 @@ def computation(text: str, /, **names: Any) -> Comp:
     >>> descent = st.computation("m =: beta *. m + p.grad; p =- lr *. m", p=p, m=m, beta=0.9, lr=lr)
 
     ``=:`` sets; ``=+ =- =* =/ =@^ =@-`` add to, ..., keep the greatest or least of what the target holds; with a ``:``
-    after ``=`` they start from their neutral element instead. ``+ - *. /. **. ~-``, comparisons and the functions of the
-    op table (``where(c, a, b)``, ``sqrt``, ``maximum``, ``clamp(x, low, high)``, ``and(a, b)``, ...) are pointwise.
-    ``c =:+ a * b`` contracts. ``~logic:"ij;jk=>ik"`` after a statement maps the operands, in order of appearance, to the
-    target: ``total =+ g *. g ~logic:"...|...->...; ...|...->... =>"``.
+    after ``=`` they start from their neutral element instead. ``+ - *. /. **. ~-``, comparisons and the functions of
+    the op table (``where(c, a, b)``, ``sqrt``, ``maximum``, ``clamp(x, low, high)``, ``and(a, b)``, ...) are pointwise.
+    ``c =:+ a * b`` contracts. ``~logic:"ij;jk=>ik"`` after a statement maps the operands, in order of appearance, to
+    the target: ``total =+ g *. g ~logic:"...|...->...; ...|...->... =>"``.
 
     Names are tensors (``p.grad`` is the gradient), captured sizes, or numbers. A statement is evaluated at one compute
     precision and rounded once, at its store; numbers are never rounded to the target's format. A statement may read its
@@ -209,9 +209,7 @@ class _Builder:
 
     def fault(self, offset: int, problem: str, expected: str = "", advice: str = "") -> SpecError:
         """Build the error for a place in the text."""
-        return spec_error(
-            self.text, offset, problem, what=WHAT, expected=expected, advice=advice, source=self.source
-        )
+        return spec_error(self.text, offset, problem, what=WHAT, expected=expected, advice=advice, source=self.source)
 
     # -- names ----------------------------------------------------------------------------------------------------
     def _target(self) -> Node:

@@ -186,7 +186,11 @@ class _Reader:
         for factor, word in ((stride, "stride"), (dilation, "dilation")):
             if factor < 1:
                 raise spec_error(
-                    self.text, offset_of(tree), f"{word} {factor} in a convolution axis", what=WHAT, expected="at least 1"
+                    self.text,
+                    offset_of(tree),
+                    f"{word} {factor} in a convolution axis",
+                    what=WHAT,
+                    expected="at least 1",
                 )
         if over == kernel:
             raise spec_error(
@@ -256,7 +260,11 @@ def _check_result(
         for key in keys:
             if key in seen:
                 raise spec_error(
-                    text, item.offset, f"the result has {key!r} twice", what=WHAT, expected="each index of the result once"
+                    text,
+                    item.offset,
+                    f"the result has {key!r} twice",
+                    what=WHAT,
+                    expected="each index of the result once",
                 )
             seen.add(key)
         if result_exists:
@@ -293,7 +301,9 @@ def _check_concats(text: str, operands: Sequence[_Shape], result: _Shape) -> Non
                 continue
             parts, written = term_names(item.term), term_text(item.term)
             if not parts:
-                raise spec_error(text, item.offset, f"{written!r} names no part", what=WHAT, expected="a name beside '^'")
+                raise spec_error(
+                    text, item.offset, f"{written!r} names no part", what=WHAT, expected="a name beside '^'"
+                )
             if len(set(parts)) < len(parts):
                 raise spec_error(
                     text, item.offset, f"{written!r} has a part twice", what=WHAT, expected="each part of '^' once"
@@ -312,12 +322,7 @@ def _check_concats(text: str, operands: Sequence[_Shape], result: _Shape) -> Non
 
 
 def _plain_names(shape: _Shape) -> set[str]:
-    return {
-        name
-        for item in shape.items()
-        if not isinstance(item.term, str | Concat)
-        for name in term_names(item.term)
-    }
+    return {name for item in shape.items() if not isinstance(item.term, str | Concat) for name in term_names(item.term)}
 
 
 # -- NumPy's form -------------------------------------------------------------------------------------------------

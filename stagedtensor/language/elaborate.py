@@ -1,8 +1,8 @@
 """The elaborator: evaluates model syntax by making the calls that the same model in Python makes.
 
-In: syntax, a scope, the words. Out: values: tensors, functions, numbers, computations. Parameters are made when ``()`` is
-applied, those of a function's body in the order of the text when the function is made. Every node gets the line of the
-text as its source. Evaluation is bounded in steps; nothing of Python but words and given functions is ever called.
+In: syntax, a scope, the words. Out: values: tensors, functions, numbers, computations. Parameters are made when ``()``
+is applied, those of a function's body in the order of the text when the function is made. Every node gets the line of
+the text as its source. Evaluation is bounded in steps; nothing of Python but words and given functions is ever called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Infix operators of the textual language on configuration values and on tensors.
 
-In: an operator as written and two values. Out: a number, a truth value, or a tensor built by the same call as in Python.
-``*`` contracts tensors and multiplies numbers; integers stay in 64 bits.
+In: an operator as written and two values. Out: a number, a truth value, or a tensor built by the same call as in
+Python. ``*`` contracts tensors and multiplies numbers; integers stay in 64 bits.
 """
 
 from __future__ import annotations

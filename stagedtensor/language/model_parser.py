@@ -265,7 +265,9 @@ class _Builder:
             given = rest.pop(0)
             assert isinstance(given, lark.Tree)
             if str(given.children[0]).strip("~:") != "weights":
-                raise self.text.fault(_start(given), "a stage has no such setting", "~weights:narrow or ~weights:master")
+                raise self.text.fault(
+                    _start(given), "a stage has no such setting", "~weights:narrow or ~weights:master"
+                )
             weights = self.name(given.children[1])
             if weights.name not in ("narrow", "master"):
                 raise self.text.fault(weights.at, f"unknown weights {weights.name!r}", "narrow or master")

@@ -140,6 +140,7 @@ def fault(machine: Machine, at: int | None, problem: str, expected: str = "", ad
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
+
 @dataclass
 class _Budget:
     """What one call from Python has left, and the sizes of the lists it has seen (kept alive, so that ids stay theirs)."""
@@ -187,7 +188,9 @@ def sized(machine: Machine, value: Any, at: int) -> Any:
     budget = _budget.get() or _Budget()
     if _cells(value, budget.sizes) > MAX_CELLS:
         raise machine.text.fault(
-            at, f"more than {MAX_CELLS} items, those of lists inside lists included", "a smaller list; arrays come from Python"
+            at,
+            f"more than {MAX_CELLS} items, those of lists inside lists included",
+            "a smaller list; arrays come from Python",
         )
     return value
 

@@ -233,7 +233,7 @@ _MISTAKES: tuple[tuple[str, str], ...] = (
     (r"@(?!\^|-)", "the greatest value is kept with '=@^', the least with '=@-'; a contraction is a * b"),
     (r"~(?!logic|-)", 'an index map is written ~logic:"ij;jk=>ik", a minus sign ~-'),
     (r"\.\s*(?!grad\b)[A-Za-z_]\w*", "of a name only its gradient can be taken: p.grad"),
-    (r"\[", "indices are written as an index map: ~logic:\"ij;jk=>ik\""),
+    (r"\[", 'indices are written as an index map: ~logic:"ij;jk=>ik"'),
 )
 
 

@@ -43,9 +43,7 @@ def multi_head_attention(
         raise ShapeError(
             f"multi_head_attention: width {width} does not split into {heads} heads ({user_source().quoted()})"
         )
-    query, key, value = (
-        dense([heads, width // heads], bias=bias, label=label) for label in ("query", "key", "value")
-    )
+    query, key, value = (dense([heads, width // heads], bias=bias, label=label) for label in ("query", "key", "value"))
     out = dense(width, bias=bias, label="out")
 
     def apply(

@@ -145,8 +145,8 @@ def batch_norm(*, eps: float = 1e-5, momentum: float = 0.1) -> Layer:
 def update_running(*results: Tensor) -> Comp:
     """Move the running statistics of every ``batch_norm`` behind ``results`` toward those of the batch.
 
-    Sequence it after the forward pass: ``st.sequence(st.grad_update(loss), st.nn.update_running(loss), optimizer)``. The
-    variance is the unbiased one. Raises GradientError where no batch norm in training is behind the results.
+    Sequence it after the forward pass: ``st.sequence(st.grad_update(loss), st.nn.update_running(loss), optimizer)``.
+    The variance is the unbiased one. Raises GradientError where no batch norm in training is behind the results.
     """
     parts = []
     for node in ancestors([result.node for result in results]):

@@ -56,9 +56,7 @@ def encoder_block(
     feed = feed_forward(width, hidden or 4 * width, activation=activation)
     drops = [dropout(rate, step=step) for _ in range(2)]
 
-    def apply(
-        x: Tensor, *, mask: Tensor | None = None, padding: Tensor | None = None, training: bool = True
-    ) -> Tensor:
+    def apply(x: Tensor, *, mask: Tensor | None = None, padding: Tensor | None = None, training: bool = True) -> Tensor:
         x = x + drops[0](attend(attend_norm(x), mask=mask, padding=padding), training=training)
         return x + drops[1](feed(feed_norm(x)), training=training)
 

@@ -121,8 +121,8 @@ class RowSplit(Plain):
 class RowJoin:
     """``result`` is the broadcast of the operands' rows.
 
-    ``neutral[i]``: operand i is a plain number. ``silent[i]``: operand i is a gradient, whose readers (clipping, optimizers)
-    say nothing of its parameter's shape.
+    ``neutral[i]``: operand i is a plain number. ``silent[i]``: operand i is a gradient, whose readers (clipping,
+    optimizers) say nothing of its parameter's shape.
     """
 
     operands: tuple[Row, ...]

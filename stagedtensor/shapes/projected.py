@@ -1,8 +1,8 @@
 """Projections of all statements of a program: statements of one form over equal shapes are projected once.
 
-In: a ``ShapeSolution``, then statements. Out: what ``projections.project`` gives for each. The layers of a network are made of
-statements that differ in their nodes alone: they share iterators and index expressions. Windows, gathers and concatenations
-depend on more than their own shapes and are projected each by itself.
+In: a ``ShapeSolution``, then statements. Out: what ``projections.project`` gives for each. The layers of a network are
+made of statements that differ in their nodes alone: they share iterators and index expressions. Windows, gathers and
+concatenations depend on more than their own shapes and are projected each by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Projections:
         self._models: dict[Hashable, Projected] = {}
         self._numbers: dict[Any, int] = {}
         self._seen: dict[int, tuple[Any, int]] = {}
-        """Specs and shapes by identity, kept alive, with the number of their value: hashing them each time takes longer."""
+        """Specs and shapes by identity, kept alive, with the number of their value: hashing them each time takes
+        longer.
+        """
         self._plain: dict[int, bool] = {}
 
     def of(self, statement: Statement) -> tuple[Projected, ...]:

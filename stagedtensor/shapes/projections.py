@@ -51,6 +51,7 @@ __all__ = [
     "project",
 ]
 
+
 def project(statement: Statement, solution: ShapeSolution) -> tuple[Projected, ...]:
     """Return the parts of ``statement`` in the order they must run.
 

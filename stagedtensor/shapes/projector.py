@@ -1,8 +1,8 @@
 """One statement, with one choice of blocks, over iterators and index expressions.
 
-In: a statement whose shapes are solved. Out: a ``Projected`` part: the iterators of its target and those it reduces over, and
-for every access the index expression of every axis, with guards where a window leaves its operand. Which parts a statement has
-is decided in ``projections``.
+In: a statement whose shapes are solved. Out: a ``Projected`` part: the iterators of its target and those it reduces
+over, and for every access the index expression of every axis, with guards where a window leaves its operand. Which
+parts a statement has is decided in ``projections``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ from .sizes import padding, slice_bounds
 from .solution import ShapeSolution
 
 Key = tuple[str, str | int, int]
-"""One iterator of a scope: ("name", name, 0), ("row", variable, place from the right), ("any", key, 0), ("axis", n, 0)."""
+"""One iterator of a scope: ("name", name, 0), ("row", variable, place from the right), ("any", key, 0), ("axis", n, 0).
+"""
 
 
 def part_sizes(term: Concat, names: Mapping[str, Extent]) -> list[int]:

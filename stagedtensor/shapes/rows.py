@@ -126,7 +126,8 @@ EQUAL_HINT = "make the sizes equal; a spec broadcasts nothing, a size of 1 inclu
 
 
 class Unknowns:
-    """Every change of a variable goes through here: ``woken`` collects the watchers of what changed, ``changed`` the variables.
+    """Every change of a variable goes through here: ``woken`` collects the watchers of what changed, ``changed`` the
+    variables.
 
     Two variables that become one tell only those something who watch both, or who watched the one that knew less.
     """

@@ -4,8 +4,8 @@ In: nodes of a graph. Out: a ``ShapeSolution`` with the shape of every node of t
 ``ShapeError`` with both sides. Necessary consequences are propagated to a fixed point first; then, in rounds that do
 not depend on construction order, what is open takes the meet of what its uses suggest: terminals before results, rows
 before sizes. The work grows with the graph: each round looks at what the last one changed. A parameter left
-undetermined is an error, anything else is empty or 1. Nothing is settled on nodes; the last solution of a component is kept
-with it, and holds until something is built from it or settled.
+undetermined is an error, anything else is empty or 1. Nothing is settled on nodes; the last solution of a component is
+kept with it, and holds until something is built from it or settled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The constraints that wait, and those among them that have something new to look at.
 
-In: constraints. Out: what follows of necessity, propagated until nothing changes. A constraint is looked at again when a
-variable that it mentions has changed, not otherwise, so that the work grows with the graph and not with its square.
+In: constraints. Out: what follows of necessity, propagated until nothing changes. A constraint is looked at again when
+a variable that it mentions has changed, not otherwise, so that the work grows with the graph and not with its square.
 ``stirred`` collects the variables whose uses may suggest something else than before. Chooses nothing.
 """
 

@@ -58,9 +58,7 @@ def test_a_masked_branch_triggers_no_skip() -> None:
         scaler = st.LossScaler(1024.0)
         window, comp = st.gated_scaled_update(scaler, loss, 1.0)
         routine = p.ctx.compile(comp)
-        assert st.gated_step(
-            p.ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0
-        )
+        assert st.gated_step(p.ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0)
         same(p.ctx.get_values(w), [-0.5] * 3)
 
 

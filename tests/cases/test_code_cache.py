@@ -288,7 +288,12 @@ def test_generation_reads_of_nodes_and_scopes_what_fingerprints_hold(
 
             monkeypatch.setattr(kind, "__getattribute__", recorded, raising=False)
         cpu_generation.generate_cpu(
-            program, st.Context("cpu")._device.target, st.Numerics(), {}, fusion=True, check=True  # type: ignore[attr-defined]
+            program,
+            st.Context("cpu")._device.target,  # type: ignore[attr-defined]
+            st.Numerics(),
+            {},
+            fusion=True,
+            check=True,
         )
         monkeypatch.undo()
     passed_on = {"shape_node", "value", "owner", "declared"}  # of which solved shapes are, and these stand there
@@ -314,7 +319,9 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
     texts = set()
     for seed in ("1", "2"):
         environment = dict(os.environ, PYTHONHASHSEED=seed)
-        texts.add(subprocess.run([sys.executable, "-c", _TEXTS], env=environment, capture_output=True, check=True).stdout)
+        texts.add(
+            subprocess.run([sys.executable, "-c", _TEXTS], env=environment, capture_output=True, check=True).stdout
+        )
     assert len(texts) == 1
     assert len(texts.pop().split()) == len(PROGRAMS)
 
@@ -342,5 +349,10 @@ def test_files_that_changed_since_they_were_loaded_have_no_version(tmp_path: Pat
 
 def test_the_version_covers_generator_and_solvers() -> None:
     names = {str(path.relative_to(generator_version._PACKAGE)) for path in generator_version._files()}
-    assert {"codegen/lower.py", "codegen/schedule/choose.py", "codegen/prelude/bits.h", "shapes/projections.py"} <= names
+    assert {
+        "codegen/lower.py",
+        "codegen/schedule/choose.py",
+        "codegen/prelude/bits.h",
+        "shapes/projections.py",
+    } <= names
     assert {"conversion.py", "op_table.py", "runtime/cpu_generation.py", "runtime/pool/pool.h"} <= names

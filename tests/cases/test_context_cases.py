@@ -126,7 +126,14 @@ def test_values_of_the_wrong_kind_are_refused() -> None:
 
 @both_devices
 def test_scalars_of_any_python_type_reach_the_kernel(device: str) -> None:
-    rates: list[Any] = [0.5, np.float32(0.5), np.float64(0.5), np.float16(0.5), np.array(0.5), np.array(0.5, np.float32)]
+    rates: list[Any] = [
+        0.5,
+        np.float32(0.5),
+        np.float64(0.5),
+        np.float16(0.5),
+        np.array(0.5),
+        np.array(0.5, np.float32),
+    ]
     with program(device) as p:
         x = p.input([[1.0, 2.0], [10.0, 20.0]], batch=1)
         rate, at = st.host_scalar("rate", 1.0), st.index("at", 2)

@@ -237,8 +237,8 @@ def test_statements_that_repeat_accumulate_every_time(device: str) -> None:
     with program(device) as p:
         x = p.input([3.0, 5.0])
         count = st.loss_accumulator("count")
-        twice = st.computation("c =+ x ~logic:\"i=>\"; c =+ 1", c=count, x=x)
-        reset = st.computation("c =:+ x ~logic:\"i=>\"", c=count, x=x)
+        twice = st.computation('c =+ x ~logic:"i=>"; c =+ 1', c=count, x=x)
+        reset = st.computation('c =:+ x ~logic:"i=>"', c=count, x=x)
         add, again = p.ctx.compile(twice), p.ctx.compile(reset)
         p.feed()
         p.ctx.run(add)

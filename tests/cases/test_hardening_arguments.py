@@ -136,9 +136,15 @@ def test_an_interrupt_stays_an_interrupt_when_the_compiler_has_ended(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "build", [lambda x: st.permute(x, [1, 0]), lambda x: st.concat([x, x]), st.sum, st.softmax, lambda x: x + x], ids=range(5)
+    "build",
+    [lambda x: st.permute(x, [1, 0]), lambda x: st.concat([x, x]), st.sum, st.softmax, lambda x: x + x],
+    ids=range(5),
 )
 def test_counter_state_is_read_by_no_operation(build: Callable[[st.Tensor], st.Tensor]) -> None:
     """Moving it needs no arithmetic, so that only compiling would notice: in the C compiler."""
-    with st.Session(), st.Context("cpu") as ctx, pytest.raises(PrecisionError, match=r"counter state(?s:.*)test_hardening_argu"):
+    with (
+        st.Session(),
+        st.Context("cpu") as ctx,
+        pytest.raises(PrecisionError, match=r"counter state(?s:.*)test_hardening_argu"),
+    ):
         ctx.compile(build(st.placeholder("x", output=[2, 3], prec=st.u4x32)))

@@ -63,8 +63,13 @@ def test_chances_that_do_not_sum_to_one_weigh_their_row() -> None:
 
 @both_devices
 def test_labels_that_are_computed(device: str) -> None:
-    """Chances that another network computes are floats though nobody gave them a precision; ids that are computed are ids."""
-    logits, teacher = np.array([[0.5, -1.0, 2.0], [0.0, 1.0, 3.0]], np.float32), np.array([[1.0, 3.0, 2.0], [4.0, 0.0, 1.0]])
+    """Chances that another network computes are floats though nobody gave them a precision; ids that are computed are
+    ids.
+    """
+    logits, teacher = (
+        np.array([[0.5, -1.0, 2.0], [0.0, 1.0, 3.0]], np.float32),
+        np.array([[1.0, 3.0, 2.0], [4.0, 0.0, 1.0]]),
+    )
     chances = np.exp(log_probabilities(teacher))
     with program(device) as p:
         x, y = p.input(logits, batch=1), p.input(teacher.astype(np.float32), batch=1)
@@ -102,7 +107,9 @@ def test_a_mask_broadcasts_and_cells_without_weight_do_not_count(device: str, sh
 @both_devices
 @pytest.mark.parametrize("prec", [st.u8, st.u16, st.u32, st.u64, st.i8, st.i16, st.i32, st.i64], ids=str)
 def test_labels_and_ids_of_any_integer_type_stay_inside(device: str, prec: st.Prec) -> None:
-    """The ends of the type are out of range: the upper half of u64 is no negative number, and no memory of others is read."""
+    """The ends of the type are out of range: the upper half of u64 is no negative number, and no memory of others is
+    read.
+    """
     ends = np.iinfo(prec.numpy_dtype)
     labels = np.array([ends.min, 0, 1, 2, ends.max], prec.numpy_dtype)
     clamped = np.array([0, 0, 1, 2, 2])

@@ -44,9 +44,7 @@ def line(ctx: st.Context, *, prec: st.Prec | None = None, init: float = 1.0, sca
     return Line(ctx, x, w, loss)
 
 
-def two_routines(
-    model: Line, scaler: st.LossScaler, rate: float = 1.0, **options: Any
-) -> Callable[[Any], bool]:
+def two_routines(model: Line, scaler: st.LossScaler, rate: float = 1.0, **options: Any) -> Callable[[Any], bool]:
     """Return a function that feeds x and runs one step whose verdict the host takes."""
     flag, comp = st.scaled_grad_update(scaler, model.loss)
     gradients = model.ctx.compile(comp)
@@ -54,9 +52,7 @@ def two_routines(
 
     def step(x: Any) -> bool:
         model.ctx.set_values(model.x, x)
-        return st.scaled_step(
-            model.ctx, scaler=scaler, grad_routine=gradients, update_routine=update, checksum=flag
-        )
+        return st.scaled_step(model.ctx, scaler=scaler, grad_routine=gradients, update_routine=update, checksum=flag)
 
     return step
 
@@ -189,9 +185,7 @@ def test_gradients_are_clipped_after_unscaling(scale: float) -> None:
         clip = st.clip_by_global_norm(loss, 1.0, grad_unscale=scaler.unscale)
         update = st.scaled_sgd_update(scaler, loss, 1.0, grad_scale=clip.grad_scale)
         gradients, applied = p.ctx.compile(comp), p.ctx.compile(st.sequence(clip.comp, update))
-        assert st.scaled_step(
-            p.ctx, scaler=scaler, grad_routine=gradients, update_routine=applied, checksum=flag
-        )
+        assert st.scaled_step(p.ctx, scaler=scaler, grad_routine=gradients, update_routine=applied, checksum=flag)
         assert p.ctx.get_values(clip.grad_norm).item() == 5.0
         np.testing.assert_allclose(p.ctx.get_values(w), [-0.6, -0.8], rtol=1e-6)
 
@@ -268,9 +262,7 @@ def test_parameters_that_the_loss_does_not_reach_are_left_alone() -> None:
         scaler = st.LossScaler(16.0)
         window, comp = st.gated_scaled_update(scaler, loss, 1.0, weight_decay=0.5, max_norm=1e9)
         routine = p.ctx.compile(comp)
-        assert st.gated_step(
-            p.ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0
-        )
+        assert st.gated_step(p.ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0)
         same(p.ctx.get_values(used), [1 - 63.5, 1 - 63.5])
         for tensor, value in ((unused, 5.0), (frozen, 7.0), (detached, 9.0)):
             same(p.ctx.get_values(tensor), [value, value])
@@ -384,9 +376,7 @@ def test_two_optimizers_move_the_scale_once() -> None:
         )
         for at, (cell, expected) in enumerate(((1.0, True), (NAN, False), (1.0, True)), 1):
             p.ctx.set_values(x, [cell, cell])
-            ran = st.scaled_step(
-                p.ctx, scaler=scaler, grad_routine=gradients, update_routine=update, checksum=flag
-            )
+            ran = st.scaled_step(p.ctx, scaler=scaler, grad_routine=gradients, update_routine=update, checksum=flag)
             assert ran is expected
             assert scaler.steps == at
         assert scaler.scale_value() == 128.0  # 64 -> 128 -> 64 -> 128

@@ -46,7 +46,9 @@ def test_means_over_windows_are_formed_wide(device: str, prec: st.Prec) -> None:
     with program(device, default_prec=prec) as p:
         large = p.input(np.full((1, 4, 4, 1), 59904.0), prec, batch=1)
         ones = p.input(np.ones((1, 20, 20, 1)), prec, batch=1)
-        found = p.run(st.avg_pool2d(large, 2), st.global_avg_pool2d(large), st.global_avg_pool2d(ones), st.avg_pool2d(ones, 20))
+        found = p.run(
+            st.avg_pool2d(large, 2), st.global_avg_pool2d(large), st.global_avg_pool2d(ones), st.avg_pool2d(ones, 20)
+        )
     assert [set(cells.ravel().astype(float)) for cells in found] == [{59904.0}, {59904.0}, {1.0}, {1.0}]
 
 
@@ -70,7 +72,10 @@ def test_channel_norms_of_halves_square_wide(device: str) -> None:
     image = np.array([300.0, 302.0, -300.0, 300.0]).reshape(1, 1, 1, 4)
     examples = np.array([[300.0], [-300.0]])
     with program(device, default_prec=st.f16) as p:
-        groups, batch = nn.group_norm(2)(p.input(image, st.f16, batch=1)), nn.batch_norm()(p.input(examples, st.f16, batch=1))
+        groups, batch = (
+            nn.group_norm(2)(p.input(image, st.f16, batch=1)),
+            nn.batch_norm()(p.input(examples, st.f16, batch=1)),
+        )
         p.ctx.init_params([groups, batch])
         found = p.run(groups, batch)
     same(found[0].ravel(), [-1, 1, -1, 1])
@@ -108,7 +113,9 @@ def test_one_file_loads_under_two_names(tmp_path: Path) -> None:
         ctx.init_params(first, seed=1)
         st.save(path, ctx, first)
         left, right = model("left"), model("right")
-        with pytest.raises(CheckpointError, match=r"left\.dense\.w: not in the file(?s:.*)left\.dense\.b: not in the file"):
+        with pytest.raises(
+            CheckpointError, match=r"left\.dense\.w: not in the file(?s:.*)left\.dense\.b: not in the file"
+        ):
             st.load(path, ctx, left)
         assert not any(map(ctx.is_initialized, left.params))
         for side, y in (("left", left), ("right", right)):

@@ -117,7 +117,10 @@ def test_positions_are_not_narrowed_by_their_users(device: str) -> None:
         assert len(set(read.tolist())) == 512
         expected = np.cos(np.arange(512.0)).astype(np.float32).astype(st.bf16.numpy_dtype)
         same(cosine, expected.astype(np.float64))
-        same(p.run(st.cast(st.cos(st.cast(st.range(15963), st.f32)), st.f64))[0][-1:], [float(np.float32(math.cos(15962)))])
+        same(
+            p.run(st.cast(st.cos(st.cast(st.range(15963), st.f32)), st.f64))[0][-1:],
+            [float(np.float32(math.cos(15962)))],
+        )
 
 
 @both_devices

@@ -18,7 +18,11 @@ INF = float("inf")
 @both_devices
 def test_a_mean_of_halves_that_fits_does_not_overflow(device: str) -> None:
     with program(device) as p:
-        large, ones, flat = p.input([40000.0] * 3, st.f16), p.input(np.ones(65520), st.f16), p.input([60000.0] * 3, st.f16)
+        large, ones, flat = (
+            p.input([40000.0] * 3, st.f16),
+            p.input(np.ones(65520), st.f16),
+            p.input([60000.0] * 3, st.f16),
+        )
         rows = p.input([[40000.0, 40000.0], [60000.0, 64000.0]], st.f16)
         mean, mean_of_ones, var, total, first_axis, last_axis = p.run(
             st.mean(large), st.mean(ones), st.var(flat), st.sum(large), st.mean(rows, axis=0), st.mean(rows, axis=1)

@@ -122,7 +122,13 @@ def test_subnormals_are_kept(device: str, fast: bool) -> None:
         x, inf = p.input([tiny]), p.input([INF])
         half = p.input([2.0**-24], st.f16)
         log, root, twice, times_inf, is_zero, half_twice, half_wide = p.run(
-            st.log(x), st.sqrt(x), x * 2.0, x * inf, x == 0.0, half * 2.0, st.cast(half, st.f32) * 2.0,
+            st.log(x),
+            st.sqrt(x),
+            x * 2.0,
+            x * inf,
+            x == 0.0,
+            half * 2.0,
+            st.cast(half, st.f32) * 2.0,
             numerics=st.Numerics(fast_math=fast),
         )
         np.testing.assert_allclose(log, [math.log(tiny)], rtol=1e-6)

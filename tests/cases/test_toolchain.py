@@ -36,7 +36,9 @@ def narrow_work(**options: Any) -> list[Array]:
         codes = []
         for cells in p.run(*results):
             clean = np.where(np.isnan(cells), cells.dtype.type(0), cells)
-            codes.append(np.concatenate([clean.reshape(-1).view(f"u{cells.dtype.itemsize}"), np.isnan(cells).reshape(-1)]))
+            codes.append(
+                np.concatenate([clean.reshape(-1).view(f"u{cells.dtype.itemsize}"), np.isnan(cells).reshape(-1)])
+            )
         return codes
 
 

@@ -1,4 +1,6 @@
-"""Every CUDA source that the tests of a process generate, those of other folders too, compiles for GPUs when they are done."""
+"""Every CUDA source that the tests of a process generate, those of other folders too, compiles for GPUs when they are
+done.
+"""
 
 from __future__ import annotations
 

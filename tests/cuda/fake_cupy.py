@@ -1,4 +1,5 @@
-"""As much of CuPy as the ``cuda`` device calls, in host memory: kernels run in the emulator, streams and graphs keep order.
+"""As much of CuPy as the ``cuda`` device calls, in host memory: kernels run in the emulator, streams and graphs keep
+order.
 
 It checks what can be checked without a GPU: which arrays a launch gets, what is captured and replayed, which stream is
 current. It follows CuPy's documented signatures.
@@ -48,7 +49,14 @@ class Outside:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         cells = self.cells
         data = (cells.ctypes.data, False)
-        return {"shape": cells.shape, "typestr": cells.dtype.str, "strides": cells.strides, "data": data, "version": 3, "gpu": self.gpu}
+        return {
+            "shape": cells.shape,
+            "typestr": cells.dtype.str,
+            "strides": cells.strides,
+            "data": data,
+            "version": 3,
+            "gpu": self.gpu,
+        }
 
     def get(self) -> np.ndarray[Any, Any]:
         self.read += 1
@@ -222,7 +230,12 @@ def module(*, gpus: int = 1, memory: int = 1 << 40) -> Any:
     callers = Stream(non_blocking=True)
     runtime = SimpleNamespace(
         getDeviceCount=lambda: gpus,
-        getDeviceProperties=lambda index: {"name": b"Pretended GPU", "major": 9, "minor": 0, "sharedMemPerBlockOptin": 227 << 10},
+        getDeviceProperties=lambda index: {
+            "name": b"Pretended GPU",
+            "major": 9,
+            "minor": 0,
+            "sharedMemPerBlockOptin": 227 << 10,
+        },
     )
     cuda = SimpleNamespace(
         Device=Device,

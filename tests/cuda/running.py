@@ -1,4 +1,6 @@
-"""Modules built by hand, scheduled for CUDA, printed, compiled for the host and run there; the text may be edited before."""
+"""Modules built by hand, scheduled for CUDA, printed, compiled for the host and run there; the text may be edited
+before.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ emulated.host_source = _recorded
 
 
 def complaints(sources: Iterable[str], archs: Iterable[str], *, most_spilled: int = 0) -> list[str]:
-    """Compile each source for each architecture; return errors, warnings and spills of more than so many bytes a thread."""
+    """Compile each source for each architecture; return errors, warnings and spills of more than so many bytes a
+    thread.
+    """
 
     def of(job: tuple[str, str]) -> list[str]:
         try:

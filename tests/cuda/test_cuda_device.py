@@ -114,7 +114,8 @@ def test_device_arrays_go_in_without_the_host(pretended: Any) -> None:
         assert given.read == 0
         assert ctx.stats.uploads == uploads
         assert device.stream.waited is not None  # for what the caller's stream still does to the array
-        wide = fake_cupy.Outside(values.astype(np.float64) / 3)  # another format: converted by the rule, through the host
+        # Another format: converted by the rule, through the host.
+        wide = fake_cupy.Outside(values.astype(np.float64) / 3)
         ctx.set_values(x, wide)
         np.testing.assert_array_equal(ctx.get_values(x), (values.astype(np.float64) / 3).astype(np.float32))
         assert wide.read == 1
@@ -278,7 +279,9 @@ def test_initial_values_are_drawn_by_a_kernel_with_the_bits_of_the_cpu(
     for device in ("cpu", "cuda"):
         with st.Session(), st.Context(device) as ctx:
             initial = st.normal(0.5) if init == "normal" else st.uniform(-2.0, 3.0)
-            w, half = (st.param(name, output=[700], init=initial, prec=prec) for name, prec in (("w", "f32"), ("h", "bf16")))
+            w, half = (
+                st.param(name, output=[700], init=initial, prec=prec) for name, prec in (("w", "f32"), ("h", "bf16"))
+            )
             ctx.init_params(st.sum(w) + st.sum(half), seed=7)
             drawn[device] = [ctx.get_values(t) for t in (w, half)]
     assert launched == [f"st_fill_{init}"] * 2

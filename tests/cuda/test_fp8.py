@@ -81,7 +81,11 @@ def test_compiles_for_every_generation(left: Prec, right: Prec) -> None:
         a = st.placeholder("a", output=[64], input=[128], prec=left)
         b = st.placeholder("b", output=[72], input=[128], prec=right)
         source = generated(st.einsum("k -> i; k -> j => j -> i", a, b), "cuda", numerics=FAST).source
-    for arch, instruction in (("sm_80", "m16n8k16.row.col.f32.f16.f16"), ("sm_90", "m16n8k32.row.col.f32.e"), ("sm_100", "m16n8k32")):
+    for arch, instruction in (
+        ("sm_80", "m16n8k16.row.col.f32.f16.f16"),
+        ("sm_90", "m16n8k32.row.col.f32.e"),
+        ("sm_100", "m16n8k32"),
+    ):
         assert instruction in compile_cuda(source, arch, "ptx").data.decode()
         binary = compile_cuda(source, arch)
         assert binary.warnings == ()

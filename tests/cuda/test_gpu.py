@@ -127,7 +127,9 @@ def test_tf32_products_and_deep_ones(size: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("prec", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("sizes", [(2, 3, 40, 40, 16), (1, 2, 33, 150, 24), (4, 8, 512, 512, 64), (1, 2, 100, 1024, 64)])
+@pytest.mark.parametrize(
+    "sizes", [(2, 3, 40, 40, 16), (1, 2, 33, 150, 24), (4, 8, 512, 512, 64), (1, 2, 100, 1024, 64)]
+)
 def test_attention_in_tiles_of_rows(prec: str, sizes: tuple[int, int, int, int, int]) -> None:
     """Shared memory up to what the device allows; gradients with scores computed again where they are large."""
     found, routine = attention("cuda", prec, sizes, causal=sizes[2] == sizes[3])
@@ -147,7 +149,10 @@ def test_fp8_instructions(prec: str, size: tuple[int, int, int]) -> None:
     """Products are exact; sums keep 13 bits at least, of which aligning to the greatest product takes some."""
     m, n, k = size
     with st.Session(), st.Context("cuda", numerics=st.Numerics(fp8_fast_accumulate=True)) as ctx:
-        a, b = st.placeholder("a", output=[m], input=[k], prec=prec), st.placeholder("b", output=[n], input=[k], prec=prec)
+        a, b = (
+            st.placeholder("a", output=[m], input=[k], prec=prec),
+            st.placeholder("b", output=[n], input=[k], prec=prec),
+        )
         c = st.einsum("k -> i; k -> j => j -> i", a, b)
         st.specify(c, "f32")
         routine = ctx.compile(c)
@@ -167,7 +172,10 @@ def test_kernels_side_by_side() -> None:
     for fusion in (True, False):
         with st.Session(), st.Context("cuda") as ctx:
             x = st.placeholder("x", batch=[300], output=[40])
-            a, b = st.placeholder("a", output=[96], input=[80], prec="f16"), st.placeholder("b", output=[80], input=[72], prec="f16")
+            a, b = (
+                st.placeholder("a", output=[96], input=[80], prec="f16"),
+                st.placeholder("b", output=[80], input=[72], prec="f16"),
+            )
             results = [st.softmax(x), st.sum(x, axis="output"), st.max(x), x * 2.0, a @ b]
             routine = ctx.compile(results, fusion=fusion)
             assert ("side by side" in routine.kernels[0].path) == fusion

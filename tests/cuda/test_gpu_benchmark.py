@@ -42,7 +42,9 @@ def test_every_workload_runs_and_counts(
     assert {("product 64", prec) for prec in ("f16", "bf16", "tf32", "f32")} <= done
     assert {("softmax", "bf16"), ("gelu(x*w+b)", "f32"), ("attention", "f16")} <= done
     assert {(f"step {tiny.name}", prec) for tiny in gpu.TINY for prec in ("f32", "bf16", "f16")} <= done
-    assert all("tensor cores" in row["path"] for row in rows if row["workload"] == "product 64" and row["precision"] != "f32")
+    assert all(
+        "tensor cores" in row["path"] for row in rows if row["workload"] == "product 64" and row["precision"] != "f32"
+    )
     assert all("rows through" in row["path"] for row in rows if row["workload"] == "attention")
     printed = capsys.readouterr().out
     assert printed.count("step tiny gpt") == 6, "each row as it comes, and in the table"

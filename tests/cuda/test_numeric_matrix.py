@@ -1,4 +1,6 @@
-"""The numeric matrix on the emulated device: ops, conversions, reductions and random programs give the reference's bits."""
+"""The numeric matrix on the emulated device: ops, conversions, reductions and random programs give the reference's
+bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Inputs on which generated CUDA is known to go wrong: literals, halves, names, grids, indices, options, cache, scalars."""
+"""Inputs on which generated CUDA is known to go wrong: literals, halves, names, grids, indices, options, cache,
+scalars.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,21 @@ def test_subnormals_are_kept() -> None:
     assert "--use_fast_math" not in nvrtc.OPTIONS
 
 
-NAMES = ("asm", "double", "new", "max", "exp", "sinf", "fma", "half", "threadIdx", "blockIdx", "uint4", "warpSize", "thread")
+NAMES = (
+    "asm",
+    "double",
+    "new",
+    "max",
+    "exp",
+    "sinf",
+    "fma",
+    "half",
+    "threadIdx",
+    "blockIdx",
+    "uint4",
+    "warpSize",
+    "thread",
+)
 
 
 def test_names_of_the_language_and_of_cuda() -> None:

@@ -1,4 +1,6 @@
-"""Attention and its kind in tiles of rows, one launch, intermediates in shared memory: values, bits, limits, what stays apart."""
+"""Attention and its kind in tiles of rows, one launch, intermediates in shared memory: values, bits, limits, what stays
+apart.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ UNITS = {"f32": 2.0**-21, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
 def attention(
-    device: str, prec: str, sizes: tuple[int, int, int, int, int], *, causal: bool, masked: bool = False, fusion: bool = True,
+    device: str,
+    prec: str,
+    sizes: tuple[int, int, int, int, int],
+    *,
+    causal: bool,
+    masked: bool = False,
+    fusion: bool = True,
     gradients: bool = True,
 ) -> tuple[list[Array], st.Routine]:
     """Attention of ``sizes`` (batch, heads, queries, keys, features), with its gradients; query 1 may see nothing."""
@@ -127,7 +135,9 @@ def test_tiles_are_as_high_as_shared_memory_allows() -> None:
 def test_scores_that_do_not_fit_are_stored_and_the_path_says_why() -> None:
     kernels = forward("f16", 2048).kernels
     assert len(kernels) > 1
-    assert re.search(r"result stored: 16 rows of what stands between take \d+ KiB of shared memory, of 99", kernels[0].path)
+    assert re.search(
+        r"result stored: 16 rows of what stands between take \d+ KiB of shared memory, of 99", kernels[0].path
+    )
     (kernel,) = forward("f16", 2048, shared_bytes=227 << 10).kernels
     assert kernel.path.startswith("tiles of 16 rows through 5 steps")
 
@@ -144,7 +154,9 @@ def test_arrays_that_are_used_in_one_step_lie_apart() -> None:
         assert one[1] <= other[0] or other[1] <= one[0], spans
 
 
-def chain(prec: Prec, rows: int = 19, keys: int = 40, width: int = 16) -> tuple[ir.Module, dict[ir.Buffer, Any], ir.Buffer]:
+def chain(
+    prec: Prec, rows: int = 19, keys: int = 40, width: int = 16
+) -> tuple[ir.Module, dict[ir.Buffer, Any], ir.Buffer]:
     """``s = q k``, ``p`` its narrow double, ``out = p v``, for each of two outer points."""
     q, k, v = (ir.Buffer(name, prec, (2, length, width)) for name, length in (("q", rows), ("k", keys), ("v", keys)))
     s, p = ir.Buffer("s", f32, (2, rows, keys)), ir.Buffer("p", prec, (2, rows, keys))
@@ -192,7 +204,13 @@ def test_chain_of_products(prec: Prec, numerics: Numerics, instruction: str) -> 
 def test_a_missing_barrier_between_steps_is_found() -> None:
     whole, arrays, _ = chain(f16)
     with pytest.raises(MemoryCheckError, match="of s"):
-        run_emulated(whole, arrays, edit=lambda text: text.replace("        __syncthreads();\n        for (int64_t i_row", "        for (int64_t i_row"))
+        run_emulated(
+            whole,
+            arrays,
+            edit=lambda text: text.replace(
+                "        __syncthreads();\n        for (int64_t i_row", "        for (int64_t i_row"
+            ),
+        )
 
 
 def test_cells_beyond_a_slab_s_matrix_are_set() -> None:
@@ -218,11 +236,15 @@ def test_a_kernel_that_reads_other_rows_stays_between() -> None:
     )
     assert len(schedule_cuda(apart).kernels) == 3
     out = whole.external[-1]
-    np.testing.assert_allclose(run_emulated(apart, arrays)[out], run_reference(apart, arrays)[out], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run_emulated(apart, arrays)[out], run_reference(apart, arrays)[out], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_what_stands_between_goes_before() -> None:
-    """What makes ``v`` goes before the group; where a sum over rows reads ``s`` too, it is stored, and nothing is spared."""
+    """What makes ``v`` goes before the group; where a sum over rows reads ``s`` too, it is stored, and nothing is
+    spared.
+    """
     whole, arrays, _ = chain(f32)
     s, _ = whole.temporaries
     v = next(item for item in whole.external if item.name == "v")
@@ -305,7 +327,9 @@ def test_gradients_compute_scores_again_and_store_none(monkeypatch: pytest.Monke
     assert scores not in {line.shape for line in after.executable.temporaries}
     assert after.executable.arena_bytes < before.executable.arena_bytes
     assert len(after.kernels) <= len(before.kernels)
-    assert sum(kernel.path.count("rows through") for kernel in after.kernels) == 4, "forward, and one for each of q, k, v"
+    assert sum(kernel.path.count("rows through") for kernel in after.kernels) == 4, (
+        "forward, and one for each of q, k, v"
+    )
     for mine, same, expected in zip(again, stored, training("reference")[0], strict=True):
         np.testing.assert_array_equal(mine, same)
         np.testing.assert_allclose(mine, expected, rtol=UNITS["bf16"], atol=UNITS["bf16"] * np.abs(expected).max())

@@ -68,7 +68,11 @@ def test_the_bits_are_those_of_kernels_of_their_own() -> None:
 
 def centred(rows: int, columns: int, *, across: bool = False) -> tuple[ir.Module, dict[ir.Buffer, Any], ir.Buffer]:
     """Row sums, then each cell less the sum of its row (``across``: of another row)."""
-    x, y, total = ir.Buffer("x", f32, (rows, columns)), ir.Buffer("y", f32, (rows, columns)), ir.Buffer("total", f32, (rows,))
+    x, y, total = (
+        ir.Buffer("x", f32, (rows, columns)),
+        ir.Buffer("y", f32, (rows, columns)),
+        ir.Buffer("total", f32, (rows,)),
+    )
     i, k = axis("i", rows), axis("k", columns, "reduce")
     acc = ir.Symbol("acc", f32)
     item = ir.Accumulator(acc, ZERO, apply("add", ir.Var(acc), load(x, i, k)), "add", ZERO)

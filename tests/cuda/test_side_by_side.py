@@ -80,7 +80,11 @@ def run(whole: ir.Module, edit: Callable[[str], str] = lambda text: text, **arra
 def test_a_result_does_not_take_the_place_of_what_a_neighbour_reads() -> None:
     a, b, c, d, e = (cells(1, name) for name in ("a", "b", "c", "d", "e"))
     whole = merged(
-        doubled("makes", a, b), doubled("reads", b, c), doubled("overwrites", b, d), doubled("ends", d, e), temporaries=(b, d)
+        doubled("makes", a, b),
+        doubled("reads", b, c),
+        doubled("overwrites", b, d),
+        doubled("ends", d, e),
+        temporaries=(b, d),
     )
     assert len(whole.kernels) == 3
     found = run(whole, a=3.0)
@@ -174,7 +178,9 @@ def step(name: str, precision: str) -> Generated:
     _, _, loss = model(WORKLOADS[name], precision)
     rate = st.host_scalar("learning_rate", 0.05)
     if precision == "f16":
-        return generated(st.gated_scaled_update(st.LossScaler(init_scale=LOSS_SCALE), loss, rate, momentum=MOMENTUM)[1], "cuda")
+        return generated(
+            st.gated_scaled_update(st.LossScaler(init_scale=LOSS_SCALE), loss, rate, momentum=MOMENTUM)[1], "cuda"
+        )
     return generated(st.sequence(st.grad_update(loss), st.sgd_update(loss, rate, momentum=MOMENTUM)), "cuda")
 
 

@@ -18,7 +18,9 @@ needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reaso
 TF32 = st.Numerics(tf32_matmul=True)
 
 
-def padded(prec: Prec, channels: int, *, swapped: bool) -> tuple[ir.Module, dict[ir.Buffer, Array], ir.Buffer, ir.Buffer]:
+def padded(
+    prec: Prec, channels: int, *, swapped: bool
+) -> tuple[ir.Module, dict[ir.Buffer, Array], ir.Buffer, ir.Buffer]:
     """A convolution along one axis with one cell of padding on either side, as a product."""
     size, width = 24, 10
     x, w = ir.Buffer("x", prec, (size, channels)), ir.Buffer("w", prec, (3, channels, width))

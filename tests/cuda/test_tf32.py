@@ -1,4 +1,6 @@
-"""Contractions through tf32: the model of the instruction, f32 operands where numerics allow it, narrow pairs without a common format."""
+"""Contractions through tf32: the model of the instruction, f32 operands where numerics allow it, narrow pairs without a
+common format.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ extern "C" __global__ void one_tile(const uint32_t *a, const uint32_t *b, float 
 
 
 def test_fragments_lie_as_the_ptx_manual_says() -> None:
-    """a0 is (g, t), a1 (g + 8, t), a2 (g, t + 4), a3 (g + 8, t + 4); b0 is (t, g), b1 (t + 4, g); d as for 16-bit operands."""
+    """a0 is (g, t), a1 (g + 8, t), a2 (g, t + 4), a3 (g + 8, t + 4); b0 is (t, g), b1 (t + 4, g); d as for 16-bit
+    operands.
+    """
     rng = np.random.default_rng(4)
     a, b, d = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((16, 8), (8, 8), (16, 8)))
     left, right = np.zeros((32, 4), np.float32), np.zeros((32, 2), np.float32)
@@ -149,7 +153,10 @@ def test_numerics_reach_the_routine() -> None:
     for numerics in (st.Numerics(), TF32):
         with st.Session(), st.Context("cuda-emulated", numerics=numerics) as ctx:
             x = st.placeholder("x", batch=[32], output=[48])
-            y = st.param("w", output=[24], init=np.random.default_rng(0).standard_normal((24, 48)).astype(np.float32)) @ x
+            y = (
+                st.param("w", output=[24], init=np.random.default_rng(0).standard_normal((24, 48)).astype(np.float32))
+                @ x
+            )
             routine = ctx.compile(y)
             ctx.init_params(y)
             ctx.set_values(x, np.random.default_rng(1).standard_normal((32, 48)))

@@ -1,7 +1,7 @@
 """Runs a routine's C text for aarch64 on any machine: compiled by zig, executed by the Unicorn processor emulator.
 
-In: the text, its entry, and the bytes behind each pointer of its frame. Out: the bytes after one run on one thread. Needs the
-packages ziglang and unicorn.
+In: the text, its entry, and the bytes behind each pointer of its frame. Out: the bytes after one run on one thread.
+Needs the packages ziglang and unicorn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def run(text: str, entry: str, frame: Sequence[bytes], folder: Path) -> list[byt
     """Return what the pointers of ``frame`` point to after one call of ``entry`` without scalars."""
     program = folder / "routine.elf"
     whole = f"{text}\nint main(void) {{ return 0; }} /* the linker asks for it */\n"
-    _zig("-target", "aarch64-linux-musl", "-static", f"-Wl,-e,{entry}", str(compiled(whole, folder)), "-o", str(program))
+    _zig(
+        "-target", "aarch64-linux-musl", "-static", f"-Wl,-e,{entry}", str(compiled(whole, folder)), "-o", str(program)
+    )
     unicorn: Any = importlib.import_module("unicorn")
     registers: Any = importlib.import_module("unicorn.arm64_const")
     machine = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)

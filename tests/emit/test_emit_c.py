@@ -35,7 +35,9 @@ def test_dense_layer(golden: Callable[[str], None]) -> None:
         ir.Buffer("b1", bf16, (128,)),
         ir.Buffer("h", bf16, (32, 128)),
     )
-    block = contraction(x, w, h, (32, 128, 64), "NN", lambda value, i, j: apply("relu", apply("add", value, load(b, j))))
+    block = contraction(
+        x, w, h, (32, 128, 64), "NN", lambda value, i, j: apply("relu", apply("add", value, load(b, j)))
+    )
     golden(text(module(block)))
 
 
@@ -43,7 +45,9 @@ def test_elementwise_with_selection(golden: Callable[[str], None]) -> None:
     x, y = ir.Buffer("x.value", f32, (1000,)), ir.Buffer("double", f32, (1000,))
     i = axis("element", 1000)
     cell = load(x, i)
-    test = apply("or", apply("lt", cell, ir.Const(-1.5, f32)), apply("and", cell, apply("not", apply("ge", cell, ZERO))))
+    test = apply(
+        "or", apply("lt", cell, ir.Const(-1.5, f32)), apply("and", cell, apply("not", apply("ge", cell, ZERO)))
+    )
     value = apply("where", test, apply("mul", cell, apply("sub", cell, apply("add", cell, ZERO))), apply("neg", cell))
     golden(text(module(ir.Block("double", (i,), (store(y, [i], value),)))))
 
@@ -84,7 +88,9 @@ def test_literals(value: float, prec: Prec, expected: str) -> None:
 
 def test_names_avoid_keywords_libraries_and_each_other() -> None:
     names = Names()
-    given = [names.give(object(), hint) for hint in ("double", "exp", "w1", "w1", "w1 2", "st_exp_f32", "", "__x", "nan")]
+    given = [
+        names.give(object(), hint) for hint in ("double", "exp", "w1", "w1", "w1 2", "st_exp_f32", "", "__x", "nan")
+    ]
     assert given == ["double_2", "exp_2", "w1", "w1_2", "w1_2_2", "v_st_exp_f32", "v", "x", "nan_2"]
     assert len(set(given)) == len(given)
     assert not {"double", "exp", "nan"} & set(given)

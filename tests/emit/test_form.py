@@ -124,7 +124,9 @@ def test_kernels_of_one_form_print_alike(precision: str) -> None:
     firsts: dict[object, str | None] = {}
     shared = Shared()
     for place, (kernel, found) in enumerate(zip(module.kernels, forms, strict=True)):
-        (printed,) = emit_module(replace(module, kernels=(kernel,)), target("x86-64-v3"), prelude=False, plan=plan).kernels
+        (printed,) = emit_module(
+            replace(module, kernels=(kernel,)), target("x86-64-v3"), prelude=False, plan=plan
+        ).kernels
         name = f"kernel_{place}"
         text = printed.text.replace(f" {printed.name}(", f" {name}(")
         words = set(re.findall(r"[A-Za-z_]\w*", text))

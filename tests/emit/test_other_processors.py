@@ -1,4 +1,6 @@
-"""Generated C for processors that this machine is not: every target's text compiles, and aarch64 gives the bits of x86-64."""
+"""Generated C for processors that this machine is not: every target's text compiles, and aarch64 gives the bits of
+x86-64.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def code(comp: st.Comp, target: str) -> tuple[CpuCode, list[Node]]:
         ("avx512+amx", "x86_64-linux-gnu", ("-march=sapphirerapids",)),
     ],
 )
-def test_every_targets_text_compiles(target: str, triple: str, flags: tuple[str, ...], prec: str, tmp_path: Path) -> None:
+def test_every_targets_text_compiles(
+    target: str, triple: str, flags: tuple[str, ...], prec: str, tmp_path: Path
+) -> None:
     with st.Session():
         _, comp, _ = training(prec)
         text = code(comp, target)[0].text

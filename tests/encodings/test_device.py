@@ -51,7 +51,10 @@ def cases() -> list[Any]:
     slow = pytest.mark.slow
     return [
         pytest.param(
-            encoding, device, marks=slow if encoding not in FEW.get(device, PACKED_ENCODINGS) else (), id=f"{encoding}-{device}"
+            encoding,
+            device,
+            marks=slow if encoding not in FEW.get(device, PACKED_ENCODINGS) else (),
+            id=f"{encoding}-{device}",
         )
         for device in DEVICES
         for encoding in PACKED_ENCODINGS

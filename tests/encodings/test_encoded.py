@@ -268,6 +268,8 @@ def test_i2_s_takes_the_scale_of_the_trailer() -> None:
         (bytes(32), (1, 128), 64, float("inf"), "must be finite"),
     ],
 )
-def test_i2_s_refuses_each_broken_rule(data: bytes, shape: tuple[int, ...], group: Any, scale: float | None, message: str) -> None:
+def test_i2_s_refuses_each_broken_rule(
+    data: bytes, shape: tuple[int, ...], group: Any, scale: float | None, message: str
+) -> None:
     with pytest.raises(EncodingError, match=message):
         import_i2_s(data, shape, group, scale)

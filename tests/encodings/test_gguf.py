@@ -192,7 +192,18 @@ def test_gguf_undamaged_file_loads(tmp_path: Path) -> None:
     assert set(old) == {"a", "b"}
 
 
-NUMBERS = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 34: "TQ1_0", 35: "TQ2_0"}
+NUMBERS = {
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    34: "TQ1_0",
+    35: "TQ2_0",
+}
 
 
 def test_gguf_type_numbers_are_those_of_the_format(tmp_path: Path) -> None:

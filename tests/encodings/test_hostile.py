@@ -50,7 +50,12 @@ def rich() -> bytes:
         entry(b"count", 10, struct.pack("<Q", 3)), entry(b"on", 7, b"\x01"),
     ]  # fmt: skip
     packed, dense, ternary = bytes(34 * 4), np.arange(8, dtype="<f4").tobytes(), bytes(32)
-    infos = [info(b"w", (64, 2), 8, 0), info(b"norm", (8,), 0, 160), info(b"t", (64, 2), 36, 192), info(b"t_scale", (1,), 0, 224)]
+    infos = [
+        info(b"w", (64, 2), 8, 0),
+        info(b"norm", (8,), 0, 160),
+        info(b"t", (64, 2), 36, 192),
+        info(b"t_scale", (1,), 0, 224),
+    ]
     return build(infos, packed + bytes(24) + dense + ternary + struct.pack("<f", 1.0), entries)
 
 
@@ -120,7 +125,9 @@ def test_gguf_hostile_cuts_repeats_and_swaps(tmp_path: Path) -> None:
 
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(hyp.binary(max_size=200), hyp.sampled_from([2, 3]))
-def test_gguf_hostile_anything_after_the_magic(tmp_path_factory: pytest.TempPathFactory, tail: bytes, version: int) -> None:
+def test_gguf_hostile_anything_after_the_magic(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes, version: int
+) -> None:
     path = tmp_path_factory.getbasetemp() / "anything.gguf"
     outcome(path, b"GGUF" + struct.pack("<I", version) + tail)
     outcome(path, b"GGUF" + struct.pack("<IQQ", version, 0, 1) + text(b"k") + tail)

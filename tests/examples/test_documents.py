@@ -1,8 +1,9 @@
 """The code in the documents runs, and prints what the documents say it prints.
 
 In ``README.md``, ``ARCHITECTURE.md`` and ``docs/*.md`` the blocks fenced as ``python`` are executed top to bottom, one
-namespace a document. ``<!-- not run: why -->`` before a block leaves it out; ``<!-- prints -->`` before a ``text`` block
-says that it is the standard output of the block above. Line numbers of the document in such output are not compared.
+namespace a document. ``<!-- not run: why -->`` before a block leaves it out; ``<!-- prints -->`` before a ``text``
+block says that it is the standard output of the block above. Line numbers of the document in such output are not
+compared.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ def start(*arguments: str, folder: Path) -> str:
         [sys.executable, str(EXAMPLE), *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        },
         cwd=folder,
         timeout=300,
     )

@@ -35,7 +35,9 @@ def small_model(path: Path) -> None:
     writer.add_block_count(1)
     writer.add_head_count(HEADS)
     writer.add_key_length(WIDTH)
-    writer.add_token_list(["<bos>", "The", "▁capital", "▁of", "▁France", "▁is", *(f"word{at}" for at in range(WORDS - 6))])
+    writer.add_token_list(
+        ["<bos>", "The", "▁capital", "▁of", "▁France", "▁is", *(f"word{at}" for at in range(WORDS - 6))]
+    )
     matrices = {
         "token_embd": (WORDS, DIM, types.Q8_0),
         "blk.0.attn_q": (HEADS * WIDTH, DIM, types.Q5_0),
@@ -49,7 +51,14 @@ def small_model(path: Path) -> None:
     for name, (rows, columns, kind) in matrices.items():
         values = rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
         writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
-    gains = {"attn_norm": DIM, "attn_q_norm": WIDTH, "attn_k_norm": WIDTH, "post_attention_norm": DIM, "ffn_norm": DIM, "post_ffw_norm": DIM}
+    gains = {
+        "attn_norm": DIM,
+        "attn_q_norm": WIDTH,
+        "attn_k_norm": WIDTH,
+        "post_attention_norm": DIM,
+        "ffn_norm": DIM,
+        "post_ffw_norm": DIM,
+    }
     for name, size in gains.items():
         writer.add_tensor(f"blk.0.{name}.weight", rng.uniform(0.5, 1.5, size).astype(np.float32))
     writer.add_tensor("output_norm.weight", np.ones(DIM, np.float32))

@@ -91,7 +91,8 @@ def test_runs_gradients(names: list[str], prec: st.Prec) -> None:
             ctx.init_params(loss)
         ctx.run(routine)
         wanted = [
-            [ctx.get_values(loss), *(ctx.get_values(grad_of(param)) for param in st.trainable_params(loss))] for loss in losses
+            [ctx.get_values(loss), *(ctx.get_values(grad_of(param)) for param in st.trainable_params(loss))]
+            for loss in losses
         ]
     for name, run, wants in zip(names, interpret_all(modules), wanted, strict=True):
         assert len(run.results) == len(wants) > 1

@@ -122,7 +122,9 @@ def decisive_cells(src: st.Prec) -> Array:
             edges = edge_codes(src, dst)
             codes.append(edges if edges.size < 4000 else rng.choice(edges, 1500))
     with np.errstate(over="ignore"):
-        stated = np.array([0.0, -0.0, 1 + 2.0**-8 + 2.0**-40, 65519.99, 70000, 464, 465, 61439, 61440, np.inf, -np.inf, np.nan])
+        stated = np.array(
+            [0.0, -0.0, 1 + 2.0**-8 + 2.0**-40, 65519.99, 70000, 464, 465, 61439, 61440, np.inf, -np.inf, np.nan]
+        )
         cells = [cells_of(np.concatenate(codes), src.numpy_dtype), stated.astype(src.numpy_dtype)]
         if src is st.f64:
             low = rng.normal(size=500).astype(np.float32)
@@ -286,13 +288,17 @@ def test_strict() -> None:
 def test_worker_survives() -> None:
     text = (
         "module {\n  func.func @main(%arg0: tensor<2xf32>) -> tensor<2xf32> {\n"
-        '    %0 = stablehlo.custom_call @nothing(%arg0) : (tensor<2xf32>) -> tensor<2xf32>\n'
+        "    %0 = stablehlo.custom_call @nothing(%arg0) : (tensor<2xf32>) -> tensor<2xf32>\n"
         "    return %0 : tensor<2xf32>\n  }\n}\n"
     )
     with pytest.raises(InterpreterError, match="ended with"):
         interpret(text, [np.zeros(2, np.float32)])
-    again = interpret(text.replace("custom_call @nothing(%arg0) :", "negate %arg0 :").replace(
-        "(tensor<2xf32>) -> tensor<2xf32>\n    return", "tensor<2xf32>\n    return"), [np.ones(2, np.float32)])
+    again = interpret(
+        text.replace("custom_call @nothing(%arg0) :", "negate %arg0 :").replace(
+            "(tensor<2xf32>) -> tensor<2xf32>\n    return", "tensor<2xf32>\n    return"
+        ),
+        [np.ones(2, np.float32)],
+    )
     np.testing.assert_array_equal(again.results[0], [-1, -1])
 
 

@@ -60,7 +60,9 @@ def test_truth_values_are_one_bit() -> None:
     a = st.placeholder("a", output=[4], prec=st.bool)
     b = st.placeholder("b", output=[4], prec=st.f32)
     root = st.where(st.logical_and(a, b > 0.0), b, -1.0)
-    assert "%arg1: tensor<4xi1>" in st.export.to_stablehlo(root) or "%arg0: tensor<4xi1>" in st.export.to_stablehlo(root)
+    assert "%arg1: tensor<4xi1>" in st.export.to_stablehlo(root) or "%arg0: tensor<4xi1>" in st.export.to_stablehlo(
+        root
+    )
     found, wanted, _ = both(root, {"a": np.array([1, 0, 1, 1], bool), "b": np.array([1, 2, -3, 4], np.float32)}, root)
     np.testing.assert_array_equal(found[0], wanted[0])
     np.testing.assert_array_equal(found[0], [1, -1, -1, 4])
@@ -81,7 +83,13 @@ def test_saturating_casts_clamp_finite_numbers(prec: st.Prec) -> None:
 
 def test_formats_have_their_names() -> None:
     x = st.placeholder("x", output=[2], prec=st.f32)
-    for prec, name in ((st.f8e5m2, "f8E5M2"), (st.f8e4m3, "f8E4M3FN"), (st.bf16, "bf16"), (st.f16, "f16"), (st.f64, "f64")):
+    for prec, name in (
+        (st.f8e5m2, "f8E5M2"),
+        (st.f8e4m3, "f8E4M3FN"),
+        (st.bf16, "bf16"),
+        (st.f16, "f16"),
+        (st.f64, "f64"),
+    ):
         assert f"-> tensor<2x{name}>" in st.export.to_stablehlo(st.cast(x, prec))
     with pytest.raises(ExportError, match="counter"):
         st.export.to_stablehlo(st.placeholder("state", output=[4], prec=st.u4x32))

@@ -71,10 +71,14 @@ def assign(target: Tensor | Node, expr: Expr, op: Any = None, reset: bool = Fals
     """``target =: expr`` or ``target =op: expr``, pointwise."""
     node = target.node if isinstance(target, Tensor) else target
     operands = tuple(dict.fromkeys(access.node for access in accesses(expr)))
-    scope = Scope(Spec((ALL_ROWS,) * len(operands), ALL_ROWS, broadcast=True), operands, node, node.source, "set", False)
+    scope = Scope(
+        Spec((ALL_ROWS,) * len(operands), ALL_ROWS, broadcast=True), operands, node, node.source, "set", False
+    )
     if node not in [scope_.result for scope_ in node.writers]:
         node.writers.append(scope)
-    return Statement(Access(node, ALL_ROWS), expr, scope, op, reset, Stage.UPDATE, node.source, text or f"{node.label} =")
+    return Statement(
+        Access(node, ALL_ROWS), expr, scope, op, reset, Stage.UPDATE, node.source, text or f"{node.label} ="
+    )
 
 
 def at(tensor: Tensor | Node) -> Access:

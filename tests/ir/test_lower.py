@@ -345,7 +345,10 @@ def test_scatter_into_a_narrow_target_rounds_once() -> None:
 def test_a_target_read_elsewhere_goes_through_scratch() -> None:
     x = param("x", output=[4], trainable=False)
     reversed_ = Spec(
-        (ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("a"),))), ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("b"),)))),
+        (
+            ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("a"),))),
+            ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("b"),))),
+        ),
         ShapeSpec(RowSpec(), RowSpec(), RowSpec((Name("a"),))),
     )
     scope = Scope(reversed_, (x.node, x.node), x.node, x.node.source, "sums", derives=False)

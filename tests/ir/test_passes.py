@@ -1,4 +1,6 @@
-"""Passes: each on small programs, what they keep (bits, order, visibility), and random programs with and without fusion."""
+"""Passes: each on small programs, what they keep (bits, order, visibility), and random programs with and without
+fusion.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def store_texts(module: ir.Module) -> list[str]:
     """Every store, let and update of a module as text, comments left out."""
     lines = []
     for kernel in module.kernels:
-        lines += [line.strip() for line in pretty(block_of(kernel)).splitlines()[1:] if not line.strip().startswith("#")]
+        lines += [
+            line.strip() for line in pretty(block_of(kernel)).splitlines()[1:] if not line.strip().startswith("#")
+        ]
     return lines
 
 
@@ -332,7 +336,9 @@ def test_narrow_storage_is_that_of_buffers_however_it_is_placed(prec: Prec) -> N
     def rounded(values: Any) -> Any:
         return values.astype(dtype).astype(np.float32)
 
-    each = rounded(rounded(rounded(wide_x * wide_z) + wide_x) * rounded(rounded(wide_x + wide_z) * wide_z)).astype(dtype)
+    each = rounded(rounded(rounded(wide_x * wide_z) + wide_x) * rounded(rounded(wide_x + wide_z) * wide_z)).astype(
+        dtype
+    )
     once = (((wide_x * wide_z) + wide_x) * ((wide_x + wide_z) * wide_z)).astype(dtype)
     differing = {}
     for wide_inside, expected in ((False, each), (True, once)):
@@ -396,8 +402,12 @@ OPS: list[Any] = [
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    choices=st.lists(st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=14),
-    updates=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.sampled_from(["set", "add", "sub"])), max_size=5),
+    choices=st.lists(
+        st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=14
+    ),
+    updates=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 9), st.sampled_from(["set", "add", "sub"])), max_size=5
+    ),
     prec=st.sampled_from(["f32", "bf16", "f16", "f64"]),
 )
 def test_random_programs_are_the_same_with_and_without_fusion(
@@ -413,12 +423,16 @@ def test_random_programs_are_the_same_with_and_without_fusion(
         steps = forward(*values, *totals)
         for which, source, op in updates:
             read: Any = (*totals, *states)[source % 5]
-            steps.append(assign(states[which], Apply("mul", (at(read), NumberLiteral(0.5))), None if op == "set" else op))
+            steps.append(
+                assign(states[which], Apply("mul", (at(read), NumberLiteral(0.5))), None if op == "set" else op)
+            )
             if source % 2:
                 late = sum_(values[source % len(values)] * states[which])
                 steps += [step for step in forward(late) if step not in steps]
                 totals.append(late)
         keep = [values[-1], *totals]
         data = np.random.default_rng(len(choices))
-        feeds = {item: data.standard_normal((3, 4)) for item in (x, y)} | {item: data.standard_normal(4) for item in states}
+        feeds = {item: data.standard_normal((3, 4)) for item in (x, y)} | {
+            item: data.standard_normal(4) for item in states
+        }
         both(solved(steps, keep=[*keep, *states]), feeds, [*keep, *states])

@@ -38,7 +38,12 @@ def convolved(x: Tensor, k: Tensor, strides: tuple[int, int], dilations: tuple[i
 
 @pytest.mark.parametrize(
     ("strides", "dilations", "padded", "size"),
-    [((1, 1), (1, 1), False, (6, 5)), ((2, 1), (1, 2), False, (7, 6)), ((2, 3), (1, 1), True, (6, 6)), ((1, 1), (1, 1), True, (4, 5))],
+    [
+        ((1, 1), (1, 1), False, (6, 5)),
+        ((2, 1), (1, 2), False, (7, 6)),
+        ((2, 3), (1, 1), True, (6, 6)),
+        ((1, 1), (1, 1), True, (4, 5)),
+    ],
 )
 def test_convolution_gradient_gathers(
     strides: tuple[int, int], dilations: tuple[int, int], padded: bool, size: tuple[int, int]

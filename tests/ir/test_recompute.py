@@ -95,7 +95,9 @@ def test_a_late_reader_gets_a_copy_and_the_same_bits() -> None:
     made = values(x, mixer)
     equal(module, late, made, [y.node])
     equal(module, fused, made, [y.node])
-    assert "exp.again" not in [buffer.name for buffer in fused.temporaries], "a single reader computes it where it reads"
+    assert "exp.again" not in [buffer.name for buffer in fused.temporaries], (
+        "a single reader computes it where it reads"
+    )
 
 
 def test_products_with_weights_are_kept() -> None:

@@ -66,7 +66,9 @@ def test_conversions_that_change_nothing_go() -> None:
 
 def test_rounding_moves_past_relu_but_not_past_tanh() -> None:
     inner = wide(ir.Cast(load(f32), bf16))
-    assert simplified(ir.Cast(ir.Apply("relu", (inner,), f32), bf16)) == ir.Cast(ir.Apply("relu", (load_again(inner),), f32), bf16)
+    assert simplified(ir.Cast(ir.Apply("relu", (inner,), f32), bf16)) == ir.Cast(
+        ir.Apply("relu", (load_again(inner),), f32), bf16
+    )
     kept = ir.Cast(ir.Apply("tanh", (inner,), f32), bf16)
     assert simplified(kept) == kept
     other = ir.Cast(ir.Apply("relu", (inner,), f32), f16)
@@ -81,7 +83,10 @@ def load_again(inner: ir.Cast) -> ir.Expr:
 @pytest.mark.parametrize(
     ("expr", "result"),
     [
-        (ir.Apply("div", (ir.Const(1.0, f32), ir.Const(3.0, f32)), f32), ir.Const(float(np.float32(1) / np.float32(3)), f32)),
+        (
+            ir.Apply("div", (ir.Const(1.0, f32), ir.Const(3.0, f32)), f32),
+            ir.Const(float(np.float32(1) / np.float32(3)), f32),
+        ),
         (ir.Apply("mul", (ir.Const(2**31 - 1, i32), ir.Const(2, i32)), i32), ir.Const(-2, i32)),
         (wide(ir.Const(0.1, f64)), ir.Const(float(np.float32(0.1)), f32)),
         (ir.Cast(ir.Const(-1.5, f32), u8), ir.Const(0, u8)),
@@ -117,9 +122,7 @@ def iterator(name: str, extent: int) -> ir.BlockIterator:
 
 def test_index_algebra_by_ranges() -> None:
     i, j = iterator("i", 8), iterator("j", 4)
-    cell_number = ir.Apply(
-        "add", (ir.Apply("mul", (ir.Var(i.symbol), ir.index(4)), i64), ir.Var(j.symbol)), i64
-    )
+    cell_number = ir.Apply("add", (ir.Apply("mul", (ir.Var(i.symbol), ir.index(4)), i64), ir.Var(j.symbol)), i64)
 
     def reduced(op: str, divisor: int) -> ir.Expr:
         block = simplify_block(index_block(ir.Apply(op, (cell_number, ir.index(divisor)), i64), i, j))
@@ -160,7 +163,10 @@ def evaluate(expr: ir.Expr, values: dict[ir.Symbol, int]) -> int:
 def random_index(rng: np.random.Generator, symbols: tuple[ir.Symbol, ...], depth: int) -> ir.Expr:
     if depth == 0 or rng.random() < 0.1:
         return ir.Var(symbols[rng.integers(len(symbols))]) if rng.random() < 0.6 else ir.index(int(rng.integers(-2, 9)))
-    op = rng.choice(["add", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "lt", "le", "gt", "ge"], p=[0.2, *[0.1] * 6, *[0.05] * 4])
+    op = rng.choice(
+        ["add", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "lt", "le", "gt", "ge"],
+        p=[0.2, *[0.1] * 6, *[0.05] * 4],
+    )
     left = random_index(rng, symbols, depth - 1)
     if op in ("floordiv", "mod"):
         return ir.Apply(str(op), (left, ir.index(int(rng.choice([1, 2, 3, 4, 8])))), i64)

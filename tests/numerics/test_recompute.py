@@ -36,7 +36,9 @@ def transformer(prec: str) -> Program:
     if prec != "f32":
         st.PrecisionPolicy(activation=prec, grad=prec).apply(loss)
     rng = np.random.default_rng(1)
-    feeds: list[tuple[st.Tensor, Array]] = [(tokens, rng.standard_normal((BATCH, SEQ, HEADS, FEATURES)).astype(np.float32))]
+    feeds: list[tuple[st.Tensor, Array]] = [
+        (tokens, rng.standard_normal((BATCH, SEQ, HEADS, FEATURES)).astype(np.float32))
+    ]
     for param in loss.params:
         feeds.append((param, (rng.standard_normal(param.shape.dims) / 6).astype(np.float32)))
     gradients = [grad for param in loss.params if (grad := param.grad) is not None]

@@ -30,7 +30,9 @@ def exact_cells(size: int, seed: int) -> Array:
 
 
 def special_cells(size: int, seed: int) -> Array:
-    """Return exact cells with infinities in row 1, a NaN in row 2, NaN beside an infinity in row 3, -inf all over row 4."""
+    """Return exact cells with infinities in row 1, a NaN in row 2, NaN beside an infinity in row 3, -inf all over row
+    4.
+    """
     rng = np.random.default_rng(seed + 100)
     cells = exact_cells(size, seed)
     cells[1, rng.integers(size)] = np.inf

@@ -29,7 +29,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slab, "LEAST_BYTES", 1024)
 
 
-def attention(prec: str, queries: int, keys: int, features: int, *, causal: bool = False, masked: bool = False) -> Program:
+def attention(
+    prec: str, queries: int, keys: int, features: int, *, causal: bool = False, masked: bool = False
+) -> Program:
     """Attention with its gradients."""
     shapes = {"q": (queries, features), "k": (keys, features), "v": (keys, features + 2)}
     rng = np.random.default_rng(queries + keys)
@@ -53,7 +55,8 @@ def compare(
 ) -> Routine:
     """Require equal bits with slabs and without; return the routine with slabs.
 
-    The target has no AMX tiles, whose order of sums is not that of slabs, and with ``no_unit`` no other unit for matrices.
+    The target has no AMX tiles, whose order of sums is not that of slabs, and with ``no_unit`` no other unit for
+    matrices.
     """
     seen: list[Routine] = []
 
@@ -89,7 +92,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("prec", ["f32", pytest.param("bf16", marks=pytest.mark.slow), pytest.param("f16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "prec", ["f32", pytest.param("bf16", marks=pytest.mark.slow), pytest.param("f16", marks=pytest.mark.slow)]
+)
 def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     routine = compare(partial(attention, prec, **CASES[case]), monkeypatch)  # type: ignore[arg-type]
     assert any("slabs" in kernel.path for kernel in routine.kernels), str(routine)
@@ -97,7 +102,9 @@ def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("seed", range(6))
 def test_tiles_of_rows_do_not_show(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random shapes, masks and numbers of threads; some leave rows over. Tiles are lower than any that units for matrices take."""
+    """Random shapes, masks and numbers of threads; some leave rows over. Tiles are lower than any that units for
+    matrices take.
+    """
     rng = np.random.default_rng(seed)
     queries, keys = (int(item) for item in rng.integers(17, 70, 2))
     _tiles(monkeypatch, rows=int(rng.integers(11, 16)))

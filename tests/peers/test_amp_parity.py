@@ -1,4 +1,6 @@
-"""Dynamic loss scaling beside torch's: one model, data, start and injected overflows; the same scales and skipped steps."""
+"""Dynamic loss scaling beside torch's: one model, data, start and injected overflows; the same scales and skipped
+steps.
+"""
 
 from __future__ import annotations
 

@@ -104,9 +104,7 @@ def batch_norm_alone(p: Params, x: Any) -> Any:
 def resnet_block(p: Params, x: Any, path: str = "resnet_block") -> Any:
     stride = 2 if f"{path}.short.conv2d.w" in p else 1
     y = torch.relu(
-        batch_norm(
-            p, f"{path}.first_norm.batch_norm", conv2d(p, f"{path}.first.conv2d", x, stride=stride, padding=1)
-        )
+        batch_norm(p, f"{path}.first_norm.batch_norm", conv2d(p, f"{path}.first.conv2d", x, stride=stride, padding=1))
     )
     y = batch_norm(p, f"{path}.second_norm.batch_norm", conv2d(p, f"{path}.second.conv2d", y, padding=1))
     if stride == 2:
@@ -193,9 +191,7 @@ def encoder_block_alone(p: Params, x: Any) -> Any:
 
 def decoder_block(p: Params, x: Any, memory: Any, padding: Any) -> Any:
     path = "decoder_block"
-    x = x + attention(
-        p, f"{path}.attend.multi_head_attention", rms_norm(p, f"{path}.attend_norm", x), causal=True
-    )
+    x = x + attention(p, f"{path}.attend.multi_head_attention", rms_norm(p, f"{path}.attend_norm", x), causal=True)
     read = rms_norm(p, f"{path}.read_norm", x)
     x = x + attention(p, f"{path}.read.multi_head_attention", read, memory=memory, padding=padding)
     return x + feed_forward(p, path, rms_norm(p, f"{path}.feed_norm", x))

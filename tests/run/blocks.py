@@ -116,7 +116,8 @@ def run_c(
     """Run the compiled module on copies of ``arrays`` (logical shapes); return the copies."""
     source, library = compiled(whole, target)
     copies = {buffer: np.array(arrays[buffer], copy=True, order="C") for buffer in source.buffers}
-    arena = np.full(source.arena_bytes + 64 + threads * source.thread_bytes + 64, 0xFF, np.uint8)  # NaN in every float format
+    # NaN in every float format.
+    arena = np.full(source.arena_bytes + 64 + threads * source.thread_bytes + 64, 0xFF, np.uint8)
     start = -arena.ctypes.data % 64
     addresses = [copies[buffer].ctypes.data for buffer in source.buffers] + [arena[start:].ctypes.data]
     frame = (ctypes.c_void_p * len(addresses))(*addresses)

@@ -1,7 +1,7 @@
 """Compiles prelude functions into loops over arrays and calls them through ctypes; for the tests of the prelude only.
 
-In: function names, target features, compiler flags. Out: :class:`Loops`, which applies a function to numpy arrays. Cells
-of narrow formats and bool pass as raw codes.
+In: function names, target features, compiler flags. Out: :class:`Loops`, which applies a function to numpy arrays.
+Cells of narrow formats and bool pass as raw codes.
 """
 
 from __future__ import annotations

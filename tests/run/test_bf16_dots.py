@@ -1,4 +1,5 @@
-"""Contractions by dots of bf16 pairs, on any x86-64 with AVX-512: the model of the instruction executes the text everywhere else.
+"""Contractions by dots of bf16 pairs, on any x86-64 with AVX-512: the model of the instruction executes the text
+everywhere else.
 
 The order of sums is fixed: terms in pairs, the second of a pair first. An oracle in NumPy has it once more.
 """
@@ -28,7 +29,9 @@ from tests.run.test_matrix_tiles import flushed, narrow, path, product, training
 
 DOTS = "avx512+bf16"
 
-pytestmark = pytest.mark.skipif(bool(TARGETS["avx512"].missing(detect())), reason="needs AVX-512 around the modelled dots")
+pytestmark = pytest.mark.skipif(
+    bool(TARGETS["avx512"].missing(detect())), reason="needs AVX-512 around the modelled dots"
+)
 _HERE = not (TARGETS[DOTS].features - detect().features)
 
 
@@ -142,7 +145,10 @@ def test_the_model_has_the_bits_of_the_instruction(monkeypatch: pytest.MonkeyPat
     rng = np.random.default_rng(18)
     a, b = (rng.integers(0, 1 << 16, shape, np.uint16).view(ml_dtypes.bfloat16) for shape in ((64, 67), (67, 64)))
     small = np.abs(a.astype(np.float32)) < 2.0**60
-    a, b = np.where(small, a, ml_dtypes.bfloat16(1.5)), np.where(np.isfinite(b.astype(np.float32)), b, ml_dtypes.bfloat16(-0.5))
+    a, b = (
+        np.where(small, a, ml_dtypes.bfloat16(1.5)),
+        np.where(np.isfinite(b.astype(np.float32)), b, ml_dtypes.bfloat16(-0.5)),
+    )
     with_instruction, _ = product("ik; kj => ij", a, b, target=DOTS)
     monkeypatch.setitem(TARGETS, DOTS, replace(TARGETS[DOTS], flags=TARGETS["avx512"].flags))
     monkeypatch.setenv("STAGEDTENSOR_CACHE", str(tmp_path))
@@ -225,7 +231,9 @@ def test_the_meaning_of_a_tile_is_what_it_computes(spec: str, terms: int) -> Non
         st.specify(y, "f32")
         solved = solve_program(as_computation(y)[0], "product", keep=frozenset((left.node, right.node, y.node)))
         module = generate(linking.for_codegen(solved, frozenset((y.node,))), TARGETS[DOTS], st.Numerics(), check=True)
-    given = {buffer: {"a": a, "b": b}.get(buffer.name, np.zeros(buffer.shape, np.float32)) for buffer in module.external}
+    given = {
+        buffer: {"a": a, "b": b}.get(buffer.name, np.zeros(buffer.shape, np.float32)) for buffer in module.external
+    }
     interpret.run_module(module, given)
     (result,) = (given[buffer] for buffer in module.external if buffer.name not in ("a", "b"))
     np.testing.assert_array_equal(result, cells)

@@ -185,7 +185,12 @@ def program(leg: str) -> Run:
     x = st.placeholder("x", batch=[6], output=[5])
     step = st.host_scalar("dropout_step", 0, st.i32)
     with st.master_weights(prec):
-        first, norm, drop, second = nn.dense(4), nn.batch_norm(), nn.dropout(0.25, step=step), nn.dense(3, label="second")
+        first, norm, drop, second = (
+            nn.dense(4),
+            nn.batch_norm(),
+            nn.dropout(0.25, step=step),
+            nn.dense(3, label="second"),
+        )
     loss = st.mean(st.power(second(drop(st.relu(norm(first(x))))), 2.0))
     if prec is not None:
         st.PrecisionPolicy(activation=prec, grad=prec).apply(loss)
@@ -335,7 +340,11 @@ def test_weights_of_another_project(tmp_path: Path) -> None:
         ({"dense.w": 5}, TypeError, r"'dense.w' stands for 5; expected a name in the file"),
         ({"dense.w": ("w",)}, TypeError, "expected a name in the file"),
         (lambda name: 5, TypeError, "stands for 5"),
-        ({"dense.w": ("w", lambda a: a.reshape(7))}, CheckpointError, r"'dense.w' failed(?s:.*)ValueError(?s:.*)nothing was"),
+        (
+            {"dense.w": ("w", lambda a: a.reshape(7))},
+            CheckpointError,
+            r"'dense.w' failed(?s:.*)ValueError(?s:.*)nothing was",
+        ),
         ({"dense.w": ("w", lambda a: a * 1j)}, CheckpointError, "dense.w: its function made an array of dtype complex"),
         ({"dense.w": ("w", lambda a: a.astype(np.int8))}, CheckpointError, "dense.w: expected f32, the file has i8"),
     ],

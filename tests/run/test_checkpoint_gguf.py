@@ -65,7 +65,9 @@ def test_what_is_missing_or_not_supported_is_said_at_once(tmp_path: Path) -> Non
     path = write(tmp_path / "model.gguf")
     with st.Session(), st.Context("reference") as ctx:
         y = layer()
-        with pytest.raises(CheckpointError, match=r"(?s)dense.b \(as gone\): not in the file.*dense.w: the file has IQ2_XXS"):
+        with pytest.raises(
+            CheckpointError, match=r"(?s)dense.b \(as gone\): not in the file.*dense.w: the file has IQ2_XXS"
+        ):
             st.load(path, ctx, y, names={"dense.w": "odd.weight", "dense.b": "gone"})
         assert not any(map(ctx.is_initialized, y.params))
 
@@ -74,5 +76,9 @@ def test_a_damaged_file_is_a_checkpoint_error(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[:60])
-    with st.Session(), st.Context("reference") as ctx, pytest.raises(CheckpointError, match=r"model.gguf: (?s:.*)at test_checkpoint_gguf"):
+    with (
+        st.Session(),
+        st.Context("reference") as ctx,
+        pytest.raises(CheckpointError, match=r"model.gguf: (?s:.*)at test_checkpoint_gguf"),
+    ):
         st.load(path, ctx, layer(), names={"dense.w": "ffn.weight"})

@@ -20,7 +20,9 @@ def test_ids_out_of_range_are_named(device: str) -> None:
         ctx.set_values(ids, np.array([0, 9, -2]))
         ctx.run(plain)
         np.testing.assert_array_equal(ctx.get_values(rows), np.array([[0, 1, 2], [9, 10, 11], [0, 1, 2]]))
-        with pytest.raises(st.errors.ContextError, match=r"id 9 at position \[1\] of 'ids' is outside 0 .. 3 of 'table' \(2 of 3"):
+        with pytest.raises(
+            st.errors.ContextError, match=r"id 9 at position \[1\] of 'ids' is outside 0 .. 3 of 'table' \(2 of 3"
+        ):
             ctx.run(checked)
         ctx.set_values(ids, np.array([0, 3, 1]))
         ctx.run(checked)
@@ -50,7 +52,9 @@ def test_labels_out_of_range_are_named(device: str, computed: bool) -> None:
         ctx.set_values(labels, np.array([0, 1, 2]))
         ctx.run(routine)
         ctx.set_values(labels, np.array([0, 4, -5]))
-        with pytest.raises(ContextError, match=r"id [45] at position \[1\] of '(labels|add)' is outside 0 .. 3 of the classes of") as info:
+        with pytest.raises(
+            ContextError, match=r"id [45] at position \[1\] of '(labels|add)' is outside 0 .. 3 of the classes of"
+        ) as info:
             ctx.run(routine)
         assert "st.cross_entropy(logits" in str(info.value)
         assert "2 of 3" in str(info.value)

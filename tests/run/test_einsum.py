@@ -89,9 +89,7 @@ def test_values_on_the_reference_device(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "values", "options", "expected"), CASES, ids=NAMES)
-def test_values_in_compiled_code(
-    spec: str, values: tuple[Array, ...], options: dict[str, Any], expected: Any
-) -> None:
+def test_values_in_compiled_code(spec: str, values: tuple[Array, ...], options: dict[str, Any], expected: Any) -> None:
     np.testing.assert_allclose(evaluate(spec, values, options, "cpu"), expected, rtol=2e-5, atol=2e-6)
 
 

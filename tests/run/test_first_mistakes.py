@@ -164,7 +164,9 @@ def test_what_no_memory_holds_is_named(device: str) -> None:
     x, size = st.placeholder("x", output=[3]), 1 << 60
     with st.Context(device) as ctx:
         ctx.run(_filled(ctx, ctx.compile(st.exp(x), name="small"), x))
-        with pytest.raises(ContextError, match=rf"too little memory for placeholder 'y' \(.*shape \[{size}\].*4\.0 EiB") as caught:
+        with pytest.raises(
+            ContextError, match=rf"too little memory for placeholder 'y' \(.*shape \[{size}\].*4\.0 EiB"
+        ) as caught:
             ctx.compile(st.sum(st.placeholder("y", output=[size])))
         assert re.search(r"holds:\n(.*\n)* +12 bytes  x  f32 3\n", str(caught.value))
 

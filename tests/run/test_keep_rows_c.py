@@ -72,7 +72,9 @@ def test_a_row_is_exponentiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(got, exact / exact.sum(axis=1, keepdims=True), rtol=2e-6)
 
 
-@pytest.mark.parametrize("case", ["other value", "moved", "written between", "only under a condition", "position as value"])
+@pytest.mark.parametrize(
+    "case", ["other value", "moved", "written between", "only under a condition", "position as value"]
+)
 def test_what_is_not_the_same_stays(case: str) -> None:
     x, sums, y = buffers()
 

@@ -1,4 +1,5 @@
-"""Contractions on AMX matrix tiles, on any x86-64 with AVX-512: the tiles' C model executes the text that the processor would.
+"""Contractions on AMX matrix tiles, on any x86-64 with AVX-512: the tiles' C model executes the text that the processor
+would.
 
 The order of sums is fixed: blocks of 32 terms, even and odd terms apart. An oracle in NumPy has it once more.
 """
@@ -25,7 +26,9 @@ from tests.numerics.running import Array, Program, Setting, run
 
 AMX = "avx512+amx"
 
-pytestmark = pytest.mark.skipif(bool(TARGETS["avx512"].missing(detect())), reason="needs AVX-512 around the modelled tiles")
+pytestmark = pytest.mark.skipif(
+    bool(TARGETS["avx512"].missing(detect())), reason="needs AVX-512 around the modelled tiles"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +128,10 @@ def test_threads_change_no_bit() -> None:
 
 
 def test_what_tiles_cannot_do_is_widened_and_says_why() -> None:
-    for shape, reason in (((8, 64, 64), "fewer than 16 rows or columns"), ((64, 64, 20), "fewer than 32 terms in a row")):
+    for shape, reason in (
+        ((8, 64, 64), "fewer than 16 rows or columns"),
+        ((64, 64, 20), "fewer than 32 terms in a row"),
+    ):
         a, b = narrow(shape[::2], 7), narrow((shape[2], shape[1]), 8)
         cells, routine = product("ik; kj => ij", a, b)
         np.testing.assert_array_equal(cells, product("ik; kj => ij", a, b, target="avx512")[0])
@@ -169,9 +175,10 @@ def training() -> Program:
         loss = st.mean(st.tanh(st.param("w2", output=[32], init=st.normal(0.2)) @ hidden))
     st.PrecisionPolicy(activation=st.bf16, grad=st.bf16).apply(loss)
     grads = [grad for param in loss.params if (grad := param.grad) is not None]
-    values = [(param, np.random.default_rng(at).standard_normal(shape)) for at, (param, shape) in enumerate(
-        zip(loss.params, ((80, 48), (32, 80)), strict=True)
-    )]
+    values = [
+        (param, np.random.default_rng(at).standard_normal(shape))
+        for at, (param, shape) in enumerate(zip(loss.params, ((80, 48), (32, 80)), strict=True))
+    ]
     return Program([(x, narrow((64, 48), 13)), *values], [loss, *grads], st.grad_update(loss))
 
 
@@ -209,7 +216,9 @@ def test_the_meaning_of_a_tile_is_what_it_computes(spec: str, terms: int) -> Non
         st.specify(y, "f32")
         solved = solve_program(as_computation(y)[0], "product", keep=frozenset((left.node, right.node, y.node)))
         module = generate(linking.for_codegen(solved, frozenset((y.node,))), TARGETS[AMX], st.Numerics(), check=True)
-    given = {buffer: {"a": a, "b": b}.get(buffer.name, np.zeros(buffer.shape, np.float32)) for buffer in module.external}
+    given = {
+        buffer: {"a": a, "b": b}.get(buffer.name, np.zeros(buffer.shape, np.float32)) for buffer in module.external
+    }
     interpret.run_module(module, given)
     (result,) = (given[buffer] for buffer in module.external if buffer.name not in ("a", "b"))
     np.testing.assert_array_equal(result, cells)

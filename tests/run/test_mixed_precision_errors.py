@@ -186,9 +186,7 @@ def test_updater_options_are_never_dropped(ctx: st.Context) -> None:
         lambda: st.gated_scaled_update(scaler, line.loss, 0.1, update=st.adamw_update, momentum=0.9),
         lambda: st.gated_apply_update(scaler, line.loss, 0.1, betas=(0.9, 0.99)),
         lambda: st.static_scaled_update(line.loss, 0.1, scale=2.0, update=st.adamw_update, nesterov=True),
-        lambda: st.gated_scaled_update(
-            scaler, line.loss, 0.1, max_norm=1.0, grad_scale=st.host_scalar("rescale", 1.0)
-        ),
+        lambda: st.gated_scaled_update(scaler, line.loss, 0.1, max_norm=1.0, grad_scale=st.host_scalar("rescale", 1.0)),
     ]
     for build in builds:
         with pytest.raises(TypeError, match=r"momentun|momentum|betas|nesterov|grad_scale"):

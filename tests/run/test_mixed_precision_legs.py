@@ -87,7 +87,12 @@ class TwoRoutines:
     """Gradients and update in routines of their own, verdict on the host."""
 
     def __init__(
-        self, ctx: st.Context, model: Perceptron, scaler: st.LossScaler, fusion: bool = True, keep: tuple[st.Tensor, ...] = ()
+        self,
+        ctx: st.Context,
+        model: Perceptron,
+        scaler: st.LossScaler,
+        fusion: bool = True,
+        keep: tuple[st.Tensor, ...] = (),
     ) -> None:
         start(ctx, model)
         self.ctx, self.model, self.scaler = ctx, model, scaler
@@ -156,7 +161,9 @@ def test_leg_d_backs_off_and_grows(device: str) -> None:
         assert max(np.abs(now - then).max() for now, then in zip(model.values(ctx), first, strict=True)) > 0.01
 
 
-def leg_d_masters(device: str, placement: str, gradient: str, fusion: bool) -> tuple[list[bool], list[float], list[Array]]:
+def leg_d_masters(
+    device: str, placement: str, gradient: str, fusion: bool
+) -> tuple[list[bool], list[float], list[Array]]:
     with st.Session(), st.Context(device) as ctx:
         model, scaler = f16_model(placement), st.LossScaler(65536.0, 2.0, 0.5, 3)
         for name in model.params:

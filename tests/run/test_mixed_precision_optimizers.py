@@ -1,4 +1,6 @@
-"""Optimizers on loss = sum(p * c) against values worked out by hand, and what gates, unscaling and clipping leave alone."""
+"""Optimizers on loss = sum(p * c) against values worked out by hand, and what gates, unscaling and clipping leave
+alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Line:
         return [self.values(), *(self.ctx.get_values(t) for _, t in sorted(states_of(self.p).items()))]
 
 
-def run(device: str, update: Callable[..., st.Comp], factors: Sequence[float] = (1,) * STEPS, **options: Any) -> list[Array]:
+def run(
+    device: str, update: Callable[..., st.Comp], factors: Sequence[float] = (1,) * STEPS, **options: Any
+) -> list[Array]:
     """Train a line and return p and its state at the end."""
     with st.Session(), st.Context(device) as ctx:
         line = Line(ctx)
@@ -171,9 +175,7 @@ def sgd_gated(ctx: st.Context, line: Line, momentum: float) -> None:
     window, step = st.gated_scaled_update(scaler, line.loss, RATE, momentum=momentum)
     routine = ctx.compile(step, name="gated")
     for at in range(STEPS):
-        assert st.gated_step(
-            ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=2, step=at
-        )
+        assert st.gated_step(ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=2, step=at)
 
 
 @on_devices
@@ -216,9 +218,7 @@ def test_unscaling_in_place_or_on_the_read_side(device: str, grad: str) -> None:
             line = Line(ctx)
             st.specify(line.p.grad, grad)
             unscale = st.host_scalar("unscale", 1 / 1024)
-            update = st.sgd_update(
-                line.loss, RATE, momentum=0.9, grad_unscale=unscale, unscale_in_place=in_place
-            )
+            update = st.sgd_update(line.loss, RATE, momentum=0.9, grad_unscale=unscale, unscale_in_place=in_place)
             step = ctx.compile(st.sequence(st.grad_update(line.loss, loss_scale=1024.0), update), name="step")
             for _ in range(STEPS):
                 ctx.run(step)

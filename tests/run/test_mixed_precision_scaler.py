@@ -199,15 +199,11 @@ def test_a_small_scale_smuggles_nothing_past_the_gate(device: str) -> None:
 def test_a_closed_gate_holds_every_bit(device: str) -> None:
     with st.Session(), st.Context(device) as ctx:
         line, scaler = Line(ctx), st.LossScaler(4.0)
-        window, step = st.gated_scaled_update(
-            scaler, line.loss, 0.1, momentum=0.9, weight_decay=0.1, max_norm=100.0
-        )
+        window, step = st.gated_scaled_update(scaler, line.loss, 0.1, momentum=0.9, weight_decay=0.1, max_norm=100.0)
         routine = ctx.compile(step, name="gated")
 
         def run(at: int) -> bool:
-            return st.gated_step(
-                ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=at
-            )
+            return st.gated_step(ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=at)
 
         assert run(0)
         before = line.everything()
@@ -232,9 +228,7 @@ def test_gating_without_scaling(device: str) -> None:
         routine = ctx.compile(step, name="gated")
         for at, factor in enumerate((1.0, np.inf, 1.0, 1.0)):
             ctx.set_values(line.c, np.array([0.5, -1.5, 2.0], np.float32) * np.float32(factor))
-            st.gated_step(
-                ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=2, step=at
-            )
+            st.gated_step(ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=2, step=at)
         np.testing.assert_allclose(line.values(), np.array(P0) - 0.3 * np.array([0.5, -1.5, 2.0]), rtol=1e-6)
         assert (scaler.skipped_steps, scaler.floor_hits, scaler.scale_value(), scaler.steps) == (1, 1, 1.0, 4)
 

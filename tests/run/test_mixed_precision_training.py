@@ -288,9 +288,7 @@ def test_a_parameter_that_the_loss_does_not_use(device: str) -> None:
         window, step = st.gated_scaled_update(scaler, model.loss, 0.1, weight_decay=0.1)
         before = ctx.get_values(model.w)
         routine = ctx.compile(step)
-        assert st.gated_step(
-            ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0
-        )
+        assert st.gated_step(ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=1, step=0)
         assert not same_bits(ctx.get_values(model.w), before)
         assert same_bits(ctx.get_values(unused), np.full(2, 0.5, np.float32))
 

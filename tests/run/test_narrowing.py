@@ -42,7 +42,14 @@ def test_what_is_not_one_piece_of_floats_goes_the_usual_way() -> None:
     expected = convert(values, precision("bf16"))
     kept = values.copy()
     kept.flags.writeable = False
-    for given in (values, kept, values.T.copy().T, values.astype(np.float64), np.ma.masked_array(values), values.tolist()):
+    for given in (
+        values,
+        kept,
+        values.T.copy().T,
+        values.astype(np.float64),
+        np.ma.masked_array(values),
+        values.tolist(),
+    ):
         ctx.set_values(x, np.zeros_like(values))
         ctx.set_values(x, given)
         np.testing.assert_array_equal(ctx.get_values(x).view(np.uint16), expected.view(np.uint16))

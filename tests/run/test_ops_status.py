@@ -84,9 +84,7 @@ def test_status_page_is_fresh_and_a_stale_copy_is_told(
     assert "page.md cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-def test_status_as_json_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: dict[str, Status]
-) -> None:
+def test_status_as_json_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: dict[str, Status]) -> None:
     monkeypatch.setattr("stagedtensor.cli.ops.status", lambda: list(matrix.values()))
     path = tmp_path / "status.json"
     assert main(["ops", "--format", "json", "--write", str(path)]) == 0

@@ -1,7 +1,8 @@
-"""The prelude compiled by the machine's C compiler: bits against the mirror and an exact oracle, accuracy, vectorisation.
+"""The prelude compiled by the machine's C compiler: bits against the mirror and an exact oracle, accuracy,
+vectorisation.
 
-Two builds of every function: for this machine, vectorised, with the hardware's fma; and for the plainest target, without
-any feature. They must agree in every bit, so each is compared with one and the same expectation.
+Two builds of every function: for this machine, vectorised, with the hardware's fma; and for the plainest target,
+without any feature. They must agree in every bit, so each is compared with one and the same expectation.
 """
 
 from __future__ import annotations

@@ -27,7 +27,11 @@ def upsampled(size: int, kernel: int, step: int, sign: int) -> ir.Block:
     acc = ir.Symbol("acc", f32)
     update = ir.Fma(ir.Load(dy, (quotient, *at(c))), ir.Load(w, at(k)), ir.Var(acc))
     return ir.Block(
-        "dx", (i, c, k), (store(dx, (i, c), ir.Var(acc)),), (ir.Accumulator(acc, ZERO, update, "add", ZERO),), guard=guard
+        "dx",
+        (i, c, k),
+        (store(dx, (i, c), ir.Var(acc)),),
+        (ir.Accumulator(acc, ZERO, update, "add", ZERO),),
+        guard=guard,
     )
 
 

@@ -1,4 +1,6 @@
-"""Contractions over windows, compiled and run, against the interpreter: guards cut from loops, sums kept in memory, copies."""
+"""Contractions over windows, compiled and run, against the interpreter: guards cut from loops, sums kept in memory,
+copies.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,15 @@ def inner(*symbols: ir.Symbol) -> ir.Expr:
 
 
 def input_gradient(batch: int, size: int, kernel: int, channels: int, out: int, prec: Prec) -> ir.Module:
-    """``dx[b, h, w, c] = sum over o, kh, kw of dy[b, h - kh, w - kw, o] * weights[o, kh, kw, c]`` where dy has the cell."""
+    """``dx[b, h, w, c] = sum over o, kh, kw of dy[b, h - kh, w - kw, o] * weights[o, kh, kw, c]`` where dy has the
+    cell.
+    """
     small = size - kernel + 1
     wide = f64 if prec is f64 else f32
-    dy, weights = ir.Buffer("dy", prec, (batch, small, small, out)), ir.Buffer("weights", prec, (out, kernel, kernel, channels))
+    dy, weights = (
+        ir.Buffer("dy", prec, (batch, small, small, out)),
+        ir.Buffer("weights", prec, (out, kernel, kernel, channels)),
+    )
     dx = ir.Buffer("dx", prec, (batch, size, size, channels))
     b, h, w, c = axis("b", batch), axis("h", size), axis("w", size), axis("c", channels)
     o, kh, kw = axis("o", out, "reduce"), axis("kh", kernel, "reduce"), axis("kw", kernel, "reduce")

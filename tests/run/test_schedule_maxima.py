@@ -1,4 +1,6 @@
-"""Maxima of a whole buffer that the kernel takes which writes it: same bits, no pass over the buffer, and where that is not done."""
+"""Maxima of a whole buffer that the kernel takes which writes it: same bits, no pass over the buffer, and where that is
+not done.
+"""
 
 from __future__ import annotations
 

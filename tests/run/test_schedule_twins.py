@@ -31,7 +31,9 @@ DX = ir.Buffer("dx", f32, (64, 80))
 
 def cast_of(twin: ir.Buffer) -> ir.Block:
     i, k = axis("i", 48), axis("k", 80)
-    return ir.Block(twin.name, (i, k), (store(twin, (i, k), load(W, i, k)),), origins=(ir.Origin("cast(w)", "model.py:1"),))
+    return ir.Block(
+        twin.name, (i, k), (store(twin, (i, k), load(W, i, k)),), origins=(ir.Origin("cast(w)", "model.py:1"),)
+    )
 
 
 def step() -> ir.Block:

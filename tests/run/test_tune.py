@@ -1,4 +1,6 @@
-"""Tuned routines: the same bits with every choice, no winner that is not clearly faster, no side effects, found only once."""
+"""Tuned routines: the same bits with every choice, no winner that is not clearly faster, no side effects, found only
+once.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,11 @@ class Clock:
 
 
 def searched(
-    cost: Callable[[Choices], float], *, one_thread: bool | None = False, seconds: float = 30.0, build_seconds: float = 0.0
+    cost: Callable[[Choices], float],
+    *,
+    one_thread: bool | None = False,
+    seconds: float = 30.0,
+    build_seconds: float = 0.0,
 ) -> tuple[Tuning, list[Choices]]:
     """Search where a candidate takes ``cost`` of its choices; also return what was built."""
     clock, built = Clock(), list[Choices]()
@@ -134,7 +140,9 @@ def test_winners_are_tried_together() -> None:
 
 def test_winners_that_do_not_go_together_stay_apart() -> None:
     def cost(choices: Choices) -> float:
-        return {(True, True): 1.0, (False, True): 0.9, (True, False): 0.8, (False, False): 2.0}[choices.slabs, choices.panels]
+        return {(True, True): 1.0, (False, True): 0.9, (True, False): 0.8, (False, False): 2.0}[
+            choices.slabs, choices.panels
+        ]
 
     tuning, _ = searched(cost)
     assert tuning.chosen == replace(DEFAULT, panels=False)
@@ -196,7 +204,9 @@ def test_no_choice_changes_a_bit(prec: str, attention: bool, tmp_path: Path, mon
     expected = Step(tmp_path, prec, attention).after(2, tune=False)
     sources = {Step(tmp_path, prec, attention).compile(False).source}
     every = Choices(slabs=False, panels=False, tile_vectors=2, tile_rows=14, cache_bytes=1 << 12, one_thread=True)
-    single = [replace(DEFAULT, **({"one_thread": True} if "one_thread" in changes else changes)) for _, changes in CANDIDATES]
+    single = [
+        replace(DEFAULT, **({"one_thread": True} if "one_thread" in changes else changes)) for _, changes in CANDIDATES
+    ]
     for choices in (*single, every):
         found = Tuning(choices, "given", (), (), 0.0)
         monkeypatch.setattr(cpu, "search", lambda *_, found=found, **__: found)

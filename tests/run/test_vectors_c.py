@@ -1,4 +1,6 @@
-"""Explicit vectors: each function has the bits of the prelude's scalar form, and routines those of a target without vectors."""
+"""Explicit vectors: each function has the bits of the prelude's scalar form, and routines those of a target without
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
         for stem in ("exp", "sigmoid", "tanh", "erf", "erfc", "sqrt", "rsqrt", "recip", "nonfinite", "relu", "abs")
     },
     **{
-        stem: (("float", "float"), "float", f"st_{stem}_vf32({_LOAD.format('a')}, {_LOAD.format('b')})", f"st_{stem}_f32")
+        stem: (
+            ("float", "float"),
+            "float",
+            f"st_{stem}_vf32({_LOAD.format('a')}, {_LOAD.format('b')})",
+            f"st_{stem}_f32",
+        )
         for stem in ("max", "min")
     },
     "fma": (
@@ -84,7 +91,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_tables_and_single_halves(library: ctypes.CDLL) -> None:
     codes = np.arange(1 << 16, dtype=np.uint16)
     wide = np.empty(codes.size, np.float32)
-    library.single_halves(ctypes.c_int64(codes.size), wide.ctypes.data_as(ctypes.c_void_p), codes.ctypes.data_as(ctypes.c_void_p))
+    library.single_halves(
+        ctypes.c_int64(codes.size), wide.ctypes.data_as(ctypes.c_void_p), codes.ctypes.data_as(ctypes.c_void_p)
+    )
     assert differing(wide, codes.view(np.float16).astype(np.float32)).size == 0
     table = np.random.default_rng(0).normal(0, 1, CELLS).astype(np.float32)
     places = np.random.default_rng(1).integers(0, 1 << 32, CELLS, dtype=np.uint32)
@@ -99,7 +108,23 @@ def _operands(kind: str, size: int, seed: int) -> Array:
         return rng.integers(0, 1 << 16, size).astype(np.uint16).view(np.uint16).astype(_DTYPES[kind])
     cells = rng.integers(0, 1 << 32, size, dtype=np.uint64).astype(np.uint32).view(np.float32)
     cells[: size // 2] = rng.normal(0, 30, size // 2).astype(np.float32)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 88.72, 88.73, 89.5, -87.3, -103.9, -104.1, -1e30, 65520.0]
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-45,
+        88.72,
+        88.73,
+        89.5,
+        -87.3,
+        -103.9,
+        -104.1,
+        -1e30,
+        65520.0,
+    ]
     cells[: len(special)] = special
     cells[len(special) : 2 * len(special)] = rng.permutation(np.array(special, np.float32))
     return cells
@@ -145,9 +170,7 @@ def _results(prec: st.Prec, width: int, folder: Path, *, vectors: bool) -> list[
 
 
 @pytest.mark.parametrize("prec", [st.f32, st.bf16, st.f16], ids=str)
-def test_routines_have_the_bits_of_scalar_text(
-    prec: st.Prec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_routines_have_the_bits_of_scalar_text(prec: st.Prec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     got = _results(prec, 150, tmp_path / "vectors", vectors=True)
     monkeypatch.setattr(body, "in_vectors", lambda loop, bounds: False)
     monkeypatch.setattr(body, "fold", lambda stmt: None)
@@ -176,7 +199,9 @@ def _gradients(prec: st.Prec, folder: Path, *, vectors: bool) -> list[Array]:
 def test_gradients_round_in_vectors_and_have_the_bits_of_scalar_text(
     prec: st.Prec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Their loops test whether a factor is 0, name that, and read a row's own number, which a point of the grid selects."""
+    """Their loops test whether a factor is 0, name that, and read a row's own number, which a point of the grid
+    selects.
+    """
     got = _gradients(prec, tmp_path / "vectors", vectors=True)
     monkeypatch.setattr(body, "in_vectors", lambda loop, bounds: False)
     monkeypatch.setattr(body, "fold", lambda stmt: None)

@@ -171,7 +171,9 @@ def measured() -> Results:
     rows[-2].share = rows[-1].share = 0.5
     peak = {"threads": 2, "flops": {"f32": 1e11, "bf16": 1e12, "f16": 2.5e11}, "copy": 1e10, "target": "avx512"}
     profiles = {"mlp-small/f32/2": [["relu", 0.03], ["waiting for other threads", 0.01]]}
-    return Results({"processor": "one", "threads": "2", "date": "2026-01-01"}, {"2": peak}, rows, profiles, {"ctx.run": 2.5})
+    return Results(
+        {"processor": "one", "threads": "2", "date": "2026-01-01"}, {"2": peak}, rows, profiles, {"ctx.run": 2.5}
+    )
 
 
 def test_the_json_has_rows_and_ratios(tmp_path: Path) -> None:

@@ -45,7 +45,18 @@ def test_cpu_source_is_that_of_the_named_target(model: str, capsys: pytest.Captu
 def test_cuda_source_needs_no_gpu_and_is_what_a_routine_has(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("cupy")
     printed = inspected(
-        capsys, model, "--block", "dense", "--config", "hid=32", "--input", "32x64", "--device", "cuda", "--arch", "sm_90"
+        capsys,
+        model,
+        "--block",
+        "dense",
+        "--config",
+        "hid=32",
+        "--input",
+        "32x64",
+        "--device",
+        "cuda",
+        "--arch",
+        "sm_90",
     )
     with st.Session(), st.Context("cuda-emulated") as ctx:
         x = st.placeholder("x", batch=[32], output=[64])

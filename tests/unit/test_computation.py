@@ -55,7 +55,8 @@ def test_one_statement_is_one_tree() -> None:
     statement = only(st.computation("m =: beta *. m + p.grad", p=p, m=m, beta=0.9))
     rows = statement.target.rows
     assert statement.expr == Apply(
-        "add", (Apply("mul", (NumberLiteral(0.9), Access(m.node, rows))), Access(p.grad.node, rows))  # type: ignore[union-attr]
+        "add",
+        (Apply("mul", (NumberLiteral(0.9), Access(m.node, rows))), Access(p.grad.node, rows)),  # type: ignore[union-attr]
     )
     assert (statement.op, statement.reset, statement.stage) == (None, True, Stage.UPDATE)
     assert statement.text == "m =: beta *. m + p.grad"

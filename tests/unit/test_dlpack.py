@@ -55,13 +55,17 @@ def test_capsules_give_their_memory_back() -> None:
 
 def test_other_formats_and_devices_are_refused_with_the_reason() -> None:
     for code, device in ((17, 1), (CODES[bf16], 2)):
-        with pytest.raises(PrecisionError, match=r"own conversion failed: no array in host memory of a format known here"):
+        with pytest.raises(
+            PrecisionError, match=r"own conversion failed: no array in host memory of a format known here"
+        ):
             ingest(Foreign(np.ones(3, bf16.numpy_dtype), code, device=device))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.peers
-@pytest.mark.parametrize(("prec", "name"), [(bf16, "bfloat16"), (f8e4m3, "float8_e4m3fn"), (f8e5m2, "float8_e5m2")], ids=str)
+@pytest.mark.parametrize(
+    ("prec", "name"), [(bf16, "bfloat16"), (f8e4m3, "float8_e4m3fn"), (f8e5m2, "float8_e5m2")], ids=str
+)
 def test_tensors_of_torch(prec: Prec, name: str) -> None:
     import torch
 

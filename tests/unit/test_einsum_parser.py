@@ -67,7 +67,9 @@ def test_rows_stand_in_the_order_batch_input_output() -> None:
 
 def test_ellipsis_means_the_row_it_is_in() -> None:
     (operand, result) = shapes("...|...->... => ...|...->...")
-    assert operand == result == ShapeSpec(RowSpec(variable="batch"), RowSpec(variable="input"), RowSpec(variable="output"))
+    assert (
+        operand == result == ShapeSpec(RowSpec(variable="batch"), RowSpec(variable="input"), RowSpec(variable="output"))
+    )
     (moved, _) = shapes("..batch..|..x.. => ..x..,a|..batch.. ".replace(",a", ""))
     assert moved == ShapeSpec(RowSpec(variable="batch"), output=RowSpec(variable="x"))
 

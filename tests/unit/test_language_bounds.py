@@ -63,9 +63,7 @@ def test_lists_that_double_end(first: str, again: str, last: str) -> None:
 
 def test_blocks_that_one_call_makes_are_bounded() -> None:
     """A count in a text is a loop of Python: without a bound, a short file would fill the memory."""
-    module = st.language.parse(
-        "let net ~layers () =\n  nn.gpt 4 ~layers ~width:2 ~heads:1 ~tokens:2 ()", "net.st"
-    )
+    module = st.language.parse("let net ~layers () =\n  nn.gpt 4 ~layers ~width:2 ~heads:1 ~tokens:2 ()", "net.st")
     with pytest.raises(LanguageError, match=r"more blocks than one call into a text may make\n  at net\.st:2: "):
         module.net(layers=10**9)()
     assert module.net(layers=3)() is not None  # every call has an allowance of its own

@@ -1,4 +1,6 @@
-"""Solutions are kept until something is built or said that they depend on: looking costs a walk over the graph, no solve."""
+"""Solutions are kept until something is built or said that they depend on: looking costs a walk over the graph, no
+solve.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,18 @@ COSINE = st.LrSchedule("cosine", 1.0, 25, 5, 0.1)
 
 @pytest.mark.parametrize(
     ("step", "expected"),
-    [(0, 0.2), (2, 0.6), (4, 1), (5, 1), (10, 0.868198), (15, 0.55), (19, 0.285497), (20, 0.231802), (24, 0.105540), (30, 0.1)],
+    [
+        (0, 0.2),
+        (2, 0.6),
+        (4, 1),
+        (5, 1),
+        (10, 0.868198),
+        (15, 0.55),
+        (19, 0.285497),
+        (20, 0.231802),
+        (24, 0.105540),
+        (30, 0.1),
+    ],
 )
 def test_cosine(step: int, expected: float) -> None:
     assert st.lr_at(COSINE, step) == pytest.approx(expected, abs=1e-5)

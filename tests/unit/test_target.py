@@ -23,7 +23,9 @@ def test_dots_count_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None
     assert choose(cpu_features(cpuinfo(with_dots)), fast_dots=True).name == "avx512+bf16"
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for vendor, name in (("AuthenticAMD", "avx512+bf16"), ("GenuineIntel", "avx512")):
-        monkeypatch.setattr(targets, "_read_cpuinfo", lambda vendor=vendor: f"vendor_id\t: {vendor}\n{cpuinfo(with_dots)}")
+        monkeypatch.setattr(
+            targets, "_read_cpuinfo", lambda vendor=vendor: f"vendor_id\t: {vendor}\n{cpuinfo(with_dots)}"
+        )
         assert targets._detect.__wrapped__().name == name
 
 
@@ -68,7 +70,9 @@ def test_other_architectures(monkeypatch: pytest.MonkeyPatch, machine: str, name
 def test_a_misspelt_target_names_the_near_one() -> None:
     with pytest.raises(ContextError, match=r"unknown CPU target 'x86_64_v3'; did you mean 'x86-64-v3'"):
         target("x86_64_v3")
-    with pytest.raises(ContextError, match=r"Known targets: generic, x86-64, x86-64-v3, avx512, avx512\+bf16, avx512\+amx, aarch64"):
+    with pytest.raises(
+        ContextError, match=r"Known targets: generic, x86-64, x86-64-v3, avx512, avx512\+bf16, avx512\+amx, aarch64"
+    ):
         target("sparc")
 
 

@@ -1,7 +1,7 @@
 """CUDA schedules: blocks -> kernels with their launch dimensions.
 
-In: a module of kernels whose bodies are blocks. Out: a module of kernels, each one launch; ``attributes["launch"]`` of a
-kernel holds its :class:`Launch`. A schedule may change speed and the order of sums, never an accumulator's type nor a
+In: a module of kernels whose bodies are blocks. Out: a module of kernels, each one launch; ``attributes["launch"]`` of
+a kernel holds its :class:`Launch`. A schedule may change speed and the order of sums, never an accumulator's type nor a
 rounding. Prints nothing.
 """
 
@@ -33,7 +33,8 @@ def schedule_cuda(
 ) -> Module:
     """Return ``module`` with every block turned into one or several kernels, and with ``fusion`` rows kept together.
 
-    ``numerics`` says which liberties the kernels have, ``shared_bytes`` how much shared memory a block of threads may ask for.
+    ``numerics`` says which liberties the kernels have, ``shared_bytes`` how much shared memory a block of threads may
+    ask for.
     """
     chosen = numerics or Numerics()
     work = [(kernel, block) for kernel in module.kernels for block in _blocks(kernel)]
@@ -67,7 +68,9 @@ def schedule_cuda(
 
 
 def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[RowGroup | list[int]]:
-    """Blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves, these two by their places."""
+    """Blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves, these two by their
+    places.
+    """
     run: list[int] = []
     for item in _ordered(range(len(blocks)), through, set()):
         if isinstance(item, RowGroup):

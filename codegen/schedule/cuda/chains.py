@@ -1,8 +1,9 @@
-"""Reductions that follow one another into one cell: each leaves its part in a cell of its own, and one kernel merges them.
+"""Reductions that follow one another into one cell: each leaves its part in a cell of its own, and one kernel merges
+them.
 
-In: the blocks of a module, in order, such as the tests of all gradients for infinities. Out: for the members of each chain the
-blocks that stand in their place, and scratch memory. Parts then wait for nothing but their operands. Only maxima and minima
-are taken apart so: they are the same in any order.
+In: the blocks of a module, in order, such as the tests of all gradients for infinities. Out: for the members of each
+chain the blocks that stand in their place, and scratch memory. Parts then wait for nothing but their operands. Only
+maxima and minima are taken apart so: they are the same in any order.
 """
 
 from __future__ import annotations
@@ -115,8 +116,12 @@ def _merged(first: Block, last: Block, parts: Sequence[Buffer]) -> Block:
     for part in parts:
         cell: Expr = Load(part, (Var(place),))
         if part.size < most:
-            cell = Apply("where", (Apply("lt", (Var(place), as_index(part.size)), i64), cell, item.neutral), item.symbol.type)
-        merged = combined((item,), {item.symbol: Var(lets[-1].symbol)}, {item.symbol: cell})[item.symbol] if lets else cell
+            cell = Apply(
+                "where", (Apply("lt", (Var(place), as_index(part.size)), i64), cell, item.neutral), item.symbol.type
+            )
+        merged = (
+            combined((item,), {item.symbol: Var(lets[-1].symbol)}, {item.symbol: cell})[item.symbol] if lets else cell
+        )
         lets.append(Let(fresh(item.symbol), merged))
     update = combined((item,), {item.symbol: Var(item.symbol)}, {item.symbol: Var(lets[-1].symbol)})[item.symbol]
     return replace(

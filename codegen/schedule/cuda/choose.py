@@ -28,7 +28,8 @@ from stagedtensor.numerics import Numerics
 _SPLIT = Machine(
     vector_bytes=16, registers=64, split_points=16_384, block_points=4_096, most_blocks=256, few_results=128
 )
-"""When a reduction with few results is cut in two passes: blocks enough for a device, each with work for its threads."""
+"""When a reduction with few results is cut in two passes: blocks enough for a device, each with work for its threads.
+"""
 _FEW_RESULTS = 4096
 _SHORT = 32
 _LEAST_TILE = 8
@@ -55,7 +56,9 @@ def plan_block(block: Block, numerics: Numerics, wanted: Note | None = None) -> 
 
 
 def result_tiles(block: Block, numerics: Numerics) -> int | None:
-    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several passes."""
+    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several
+    passes.
+    """
     block = without_single_lets(block)
     found = contraction(block)
     given = None if found is None else product(collapsed(found))

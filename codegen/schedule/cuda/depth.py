@@ -1,8 +1,8 @@
 """Products with few result tiles and a long depth: cut along the depth, so that more blocks of threads take part.
 
-In: a block that is a product. Out: the product over parts of the depth, whose sums go to scratch memory in the accumulation
-format, and the block that adds them up in order; None where that does not pay. The number of parts depends on the shape
-alone and there are no atomics: every run gives the same bits.
+In: a block that is a product. Out: the product over parts of the depth, whose sums go to scratch memory in the
+accumulation format, and the block that adds them up in order; None where that does not pay. The number of parts depends
+on the shape alone and there are no atomics: every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ def deep(block: Block, given: Product) -> Split | None:
     if most < 2:
         return None
     outer, *inner = (item.bound for item in block.reduce)
-    even = (parts for parts in range(most, most // 2, -1) if outer % parts == 0 and (inner or outer // parts % _WHOLE == 0))
+    even = (
+        parts for parts in range(most, most // 2, -1) if outer % parts == 0 and (inner or outer // parts % _WHOLE == 0)
+    )
     each = max(1, depth * results // max(2, next(even, most)))
-    return split(block, Machine(16, 64, split_points=0, block_points=each, most_blocks=most, few_results=results), _WHOLE)
+    return split(
+        block, Machine(16, 64, split_points=0, block_points=each, most_blocks=most, few_results=results), _WHOLE
+    )

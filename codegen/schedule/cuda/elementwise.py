@@ -26,7 +26,9 @@ from stagedtensor.codegen.schedule.cuda.vector import grouped
 from stagedtensor.codegen.schedule.nest import collapse, fresh, nest, point, stores
 
 
-def over_points(data: Sequence[BlockIterator], body: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], dict[Symbol, Expr], Launch]:
+def over_points(
+    data: Sequence[BlockIterator], body: Sequence[Stmt]
+) -> tuple[tuple[Stmt, ...], dict[Symbol, Expr], Launch]:
     """Return the loop over ``data`` around ``body``, which is written in the iterators' own symbols, and its launch."""
     if not data:
         return tuple(body), {}, Launch(1, 1)

@@ -1,9 +1,10 @@
 """Which tensor-core instruction multiplies two operands, and why none does.
 
-In: a product and the numerics of its routine. Out: the product with its operands in the format that the instruction takes,
-and the :class:`Instruction`, or the reason in words. Every format named here holds the operands' values exactly, except
-that f32 operands are rounded to tf32, which ``Numerics(tf32_matmul=True)`` allows. Products of fp8 go through f16 or bf16: the
-instructions of fp8 itself add up in fewer bits than f32 on some GPUs, so ``Numerics(fp8_fast_accumulate=True)`` has to ask.
+In: a product and the numerics of its routine. Out: the product with its operands in the format that the instruction
+takes, and the :class:`Instruction`, or the reason in words. Every format named here holds the operands' values exactly,
+except that f32 operands are rounded to tf32, which ``Numerics(tf32_matmul=True)`` allows. Products of fp8 go through
+f16 or bf16: the instructions of fp8 itself add up in fewer bits than f32 on some GPUs, so
+``Numerics(fp8_fast_accumulate=True)`` has to ask.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How loops of the loop IR are dealt out to CUDA's grid, blocks and threads.
 
-In: iterators of a block. Out: one flat iterator for them with the statements that recover each, and the launch dimensions.
-A loop of kind ``grid`` walks all threads or all blocks of the launch, one of kind ``lane`` the threads of one block;
-:class:`Launch` says which. Every such loop strides, so results do not depend on the launch dimensions, and a grid is never
-larger than its first dimension allows. Chooses no template.
+In: iterators of a block. Out: one flat iterator for them with the statements that recover each, and the launch
+dimensions. A loop of kind ``grid`` walks all threads or all blocks of the launch, one of kind ``lane`` the threads of
+one block; :class:`Launch` says which. Every such loop strides, so results do not depend on the launch dimensions, and a
+grid is never larger than its first dimension allows. Chooses no template.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Launch:
     cooperative: bool = False
     thread: Symbol | None = None
     resident: int = 0
-    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill registers
-    to hold more."""
+    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill
+    registers to hold more.
+    """
     offsets: dict[Buffer, int] = field(default_factory=dict)
     """Where shared arrays lie in the block's shared memory; those without a place are the compiler's to put."""
 

@@ -1,8 +1,8 @@
 """CUDA template for contractions on tensor cores: mma.sync, products and sums in f32.
 
-In: a :class:`Product` whose operands are in the format of an instruction. Out: its loops. Copies of the next tiles run while the
-present ones are multiplied: two or three stages of shared memory, one barrier per stage. ldmatrix reads eight rows of 16
-bytes at once. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
+In: a :class:`Product` whose operands are in the format of an instruction. Out: its loops. Copies of the next tiles run
+while the present ones are multiplied: two or three stages of shared memory, one barrier per stage. ldmatrix reads eight
+rows of 16 bytes at once. Each warp holds its part of the results in fragments, and the epilogue reads them in place.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def multiplied(
 ) -> Multiplied:
     """Return the work of one tile of ``shape`` at ``across``.
 
-    ``resident`` is the left operand where fragments of it are read from shared memory; with ``left_by_cell`` it is there
-    too, but in no form for that.
+    ``resident`` is the left operand where fragments of it are read from shared memory; with ``left_by_cell`` it is
+    there too, but in no form for that.
     """
     depth = depth_of(instruction)
     guards = [given.guard if given.guarded == side else None for side in ("left", "right")]
@@ -221,9 +221,12 @@ def _multiply(
     right_fragment = Buffer("right_fragment", u32, (beside, 2), "register")
     m, n, pair = index_symbol("i_down"), index_symbol("i_beside"), index_symbol("i_pair")
     row, column = add(place.row, multiply(Var(m), _M)), add(place.column, multiply(Var(pair), 2 * _N))
-    # Registers of four matrices: of the left operand, two of rows and then the same deeper; of the right one, two of depth
-    # and then the same further across.
-    left_target, right_target = Load(left_fragment, (Var(m), index(0))), Load(right_fragment, (multiply(Var(pair), 2), index(0)))
+    # Registers of four matrices: of the left operand, two of rows and then the same deeper; of the right one, two of
+    # depth and then the same further across.
+    left_target, right_target = (
+        Load(left_fragment, (Var(m), index(0))),
+        Load(right_fragment, (multiply(Var(pair), 2), index(0))),
+    )
     left_load = left[0].fragment(left[1], layer, row, first, place.lane, left_target, along_first=True)
     right_load = right[0].fragment(right[1], layer, column, first, place.lane, right_target, along_first=False)
     if watched is not None:
@@ -247,7 +250,9 @@ def _multiply(
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
-    """Row and column of one register of an accumulator fragment: thread 4g + t holds rows g and g + 8, columns 2t, 2t + 1."""
+    """Row and column of one register of an accumulator fragment: thread 4g + t holds rows g and g + 8, columns 2t, 2t +
+    1.
+    """
     row = add(multiply(m, _M), add(floor_divide(place.lane, 4), multiply(floor_divide(register, 2), 8)))
     column = add(multiply(n, _N), add(multiply(modulo(place.lane, 4), 2), modulo(register, 2)))
     return add(across.row, add(place.row, row)), add(across.column, add(place.column, column))

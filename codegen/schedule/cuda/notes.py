@@ -1,8 +1,8 @@
 """Maxima over all results of a product, taken in its epilogue: whether a gradient is finite costs no sweep of its own.
 
 In: blocks in order. Out: for a reduction of one buffer into one cell, the product that computes the buffer, and a
-:class:`Note`: each tile of the product leaves the maximum of its results in a cell of its own. What a result is worth, and
-what it is tested for, are the expressions that the two blocks have.
+:class:`Note`: each tile of the product leaves the maximum of its results in a cell of its own. What a result is worth,
+and what it is tested for, are the expressions that the two blocks have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from stagedtensor.precision import i64
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """``item`` is updated with every cell of ``source``; ``state`` is what a thread has, ``cells`` take one value a tile."""
+    """``item`` is updated with every cell of ``source``; ``state`` is what a thread has, ``cells`` take one value a
+    tile.
+    """
 
     item: Accumulator
     source: Buffer
@@ -56,13 +58,23 @@ class Note:
         update = _Put(self.source, Var(value), self.item.symbol, self.state).expr(self.item.update)
         return [Let(value, store.value), Store(store.buffer, store.indices, Var(value)), Assign(self.state, update)]
 
-    def around(self, tile: Sequence[Stmt], number: Symbol, thread: Symbol, threads: int) -> tuple[list[Stmt], list[Stmt]]:
-        """Return shared arrays, and the work of a tile whose ``number`` is its place with the note taken and left there."""
+    def around(
+        self, tile: Sequence[Stmt], number: Symbol, thread: Symbol, threads: int
+    ) -> tuple[list[Stmt], list[Stmt]]:
+        """Return shared arrays, and the work of a tile whose ``number`` is its place with the note taken and left
+        there.
+        """
         assert self.item.neutral is not None
         names = {self.item.symbol: self.state}
         arrays, across = meet_across_warps((self.item,), names, thread, threads // WARP)
         first = If(Apply("eq", (Var(thread), as_index(0)), i64), (Store(self.cells, (Var(number),), Var(self.state)),))
-        return arrays, [Declare(self.state, self.item.neutral), *tile, *meet_in_warp((self.item,), names), *across, first]
+        return arrays, [
+            Declare(self.state, self.item.neutral),
+            *tile,
+            *meet_in_warp((self.item,), names),
+            *across,
+            first,
+        ]
 
 
 class _Put(Rewriter):
@@ -108,7 +120,9 @@ def noted(blocks: Sequence[Block], place: int) -> tuple[int, Buffer] | None:
 
 
 def note(block: Block, source: Buffer, tiles: int) -> Note:
-    """Return the note that the product which computes ``source`` in ``tiles`` tiles is to take for the reduction ``block``."""
+    """Return the note that the product which computes ``source`` in ``tiles`` tiles is to take for the reduction
+    ``block``.
+    """
     (item,) = block.accumulators
     cells = Buffer(f"{block.stores[0].buffer.name}_tiles", item.symbol.type, (tiles,))
     return Note(item, source, fresh(item.symbol), cells)

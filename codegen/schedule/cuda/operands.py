@@ -1,7 +1,7 @@
 """A contraction as a batch of matrix products: which iterators are rows, columns, batch and depth.
 
-In: a recognised contraction. Out: :class:`Product`, with each group of iterators flattened, and the pieces that both tiled
-templates need: the loop over tiles and the copy of one operand's tile into shared memory. Decides no tile size.
+In: a recognised contraction. Out: :class:`Product`, with each group of iterators flattened, and the pieces that both
+tiled templates need: the loop over tiles and the copy of one operand's tile into shared memory. Decides no tile size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from stagedtensor.codegen.schedule.nest import collapse, index_symbol, loads_in,
 
 @dataclass(frozen=True)
 class Product:
-    """``left`` depends on ``rows``, ``right`` on ``columns``; ``batch`` are the other data iterators, ``depth`` is summed.
+    """``left`` depends on ``rows``, ``right`` on ``columns``; ``batch`` are the other data iterators, ``depth`` is
+    summed.
 
     ``guard`` (None: every point counts) depends on what the operand called ``guarded`` depends on, and on nothing else.
     """
@@ -156,7 +157,9 @@ class Tiles:
     def launch(self, threads: int, thread: Symbol, dealt: dict[Symbol, Dealt] | None = None) -> Launch:
         """Return the launch of one block of ``threads`` threads per tile."""
         blocks = min(self.count, MOST_BLOCKS * 8)
-        return Launch(blocks, threads, {self.symbol: "blocks", **(dealt or {})}, cooperative=True, thread=thread, resident=1)
+        return Launch(
+            blocks, threads, {self.symbol: "blocks", **(dealt or {})}, cooperative=True, thread=thread, resident=1
+        )
 
 
 def tiles(given: Product, height: int, width: int) -> Tiles:
@@ -281,4 +284,16 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
     )
 
 
-__all__ = ["Multiplied", "Product", "Side", "Tiles", "collapsed", "initial", "nest_of", "product", "result_stores", "stage", "tiles"]
+__all__ = [
+    "Multiplied",
+    "Product",
+    "Side",
+    "Tiles",
+    "collapsed",
+    "initial",
+    "nest_of",
+    "product",
+    "result_stores",
+    "stage",
+    "tiles",
+]

@@ -2,9 +2,9 @@
 
 In: one operand of a product. Out: the statements that copy a tile and those that read a fragment. Where 16 bytes of
 neighbouring cells always lie on one side of the operand's edge and start at a multiple of 16, they are copied by one
-asynchronous instruction and lie as in memory; ldmatrix transposes 16-bit cells where the depth is not what is adjacent, and
-wider ones are read one by one. Else cells are copied one by one, depth adjacent. Rows are padded so that the cells which a
-warp reads together lie in different banks.
+asynchronous instruction and lie as in memory; ldmatrix transposes 16-bit cells where the depth is not what is adjacent,
+and wider ones are read one by one. Else cells are copied one by one, depth adjacent. Rows are padded so that the cells
+which a warp reads together lie in different banks.
 """
 
 from __future__ import annotations
@@ -132,9 +132,11 @@ class Panel:
     def fragment(
         self, tile: Buffer, layer: Expr, along: Expr, deep: Expr, lane: Expr, target: Load, *, along_first: bool
     ) -> list[Stmt]:
-        """Return the load of four registers from (``along``, ``deep``) of a layer on into ``target``, one of each of four matrices.
+        """Return the load of four registers from (``along``, ``deep``) of a layer on into ``target``, one of each of
+        four matrices.
 
-        ``along_first``: the second matrix lies 8 cells further along and the last two lie deeper, else the other way round.
+        ``along_first``: the second matrix lies 8 cells further along and the last two lie deeper, else the other way
+        round.
         """
         stage = modulo(layer, tile.shape[0])
         if self._depth_last:
@@ -154,13 +156,17 @@ class Panel:
             across, below = _matrix(self.instruction, as_index(number), along_first)
             source = self._cell(tile, stage, add(along, add(across, row)), add(deep, add(below, column)))
             first = add(outer[-1], number // registers)
-            loads.append(call("st_load_tf32", Load(target.buffer, (*outer[:-1], first, as_index(number % registers))), source))
+            loads.append(
+                call("st_load_tf32", Load(target.buffer, (*outer[:-1], first, as_index(number % registers))), source)
+            )
         return loads
 
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A left operand that lies in shared memory already, as a matrix of rows by its whole depth; rows start at 16 bytes."""
+    """A left operand that lies in shared memory already, as a matrix of rows by its whole depth; rows start at 16
+    bytes.
+    """
 
     cells: Buffer
     depth: int
@@ -202,9 +208,7 @@ def _matrix(instruction: Instruction, number: Expr, along_first: bool) -> tuple[
     return multiply(across, _GROUP), multiply(below, instruction.chunk)
 
 
-def _in_chunks(
-    side: Side, group: tuple[BlockIterator, ...], others: tuple[BlockIterator, ...], chunk: int
-) -> bool:
+def _in_chunks(side: Side, group: tuple[BlockIterator, ...], others: tuple[BlockIterator, ...], chunk: int) -> bool:
     """Tell whether ``chunk`` neighbouring cells of ``group`` lie side by side, aligned, all inside or all outside."""
     operand = side.operand
     if not isinstance(operand, Load) or not group or operand.buffer.layout.steps:

@@ -1,10 +1,11 @@
 """Matrices that groups would have to store for later kernels, computed again where those read them instead.
 
-In: groups of blocks that go through tiles of rows. Out: the groups with more members: a later reader gets copies of the blocks
-that lead from small values to the matrix (scores from queries and keys, their exponentials from these and the sums of rows),
-and reads them from shared memory. A product that sums over the rows, as in the gradients of keys and values, becomes a group
-of its own whose rows are the matrix's columns. Only where every product is one of tensor cores, all readers are served and
-all tiles fit: else the matrix is stored as before. A copy does what its original does, in the same order of sums.
+In: groups of blocks that go through tiles of rows. Out: the groups with more members: a later reader gets copies of the
+blocks that lead from small values to the matrix (scores from queries and keys, their exponentials from these and the
+sums of rows), and reads them from shared memory. A product that sums over the rows, as in the gradients of keys and
+values, becomes a group of its own whose rows are the matrix's columns. Only where every product is one of tensor cores,
+all readers are served and all tiles fit: else the matrix is stored as before. A copy does what its original does, in
+the same order of sums.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Recomputation:
             self.by_start |= changed
 
     def is_matrix(self, buffer: Buffer, shape: tuple[int, ...]) -> bool:
-        """Tell whether ``buffer`` is one of the matrices of ``shape`` that copies make anew: large, written once, not kept."""
+        """Tell whether ``buffer`` is one of the matrices of ``shape`` that copies make anew: large, written once, not
+        kept.
+        """
         large = buffer in self._temporaries and buffer.shape == shape and buffer.size >= LEAST_CELLS
         return large and len(self._writers[buffer]) == 1 and buffer in self._readers
 
@@ -156,7 +159,9 @@ class Recomputation:
         return RowGroup((*copies.members, last), extents, copies.slabs, (), len(copies.members))
 
     def copied(self, buffer: Buffer) -> tuple[int, Block, Store] | None:
-        """Return what writes ``buffer``: its place, the block with that store alone, and the store; None where it will not do."""
+        """Return what writes ``buffer``: its place, the block with that store alone, and the store; None where it will
+        not do.
+        """
         (place,) = self._writers[buffer]
         block = self._blocks[place]
         written = {store.buffer for store in block.stores}

@@ -1,7 +1,8 @@
-"""Which kernels go through tiles of rows together, their large intermediates in shared memory: attention, its gradients.
+"""Which kernels go through tiles of rows together, their large intermediates in shared memory: attention, its
+gradients.
 
-In: blocks in the order of their kernels. Out: groups of blocks that walk the same rows, at least two of them products of
-matrices, such that whatever one of them writes and another touches lies in the row at hand::
+In: blocks in the order of their kernels. Out: groups of blocks that walk the same rows, at least two of them products
+of matrices, such that whatever one of them writes and another touches lies in the row at hand::
 
     scores[b, h, q, k] <- q . k          for b, h, 16 to 64 rows q:  slab[q, k] <- q . k
     p[b, h, q, k] <- exp(scores ...)   ->                            p[q, k] <- exp(slab ...)
@@ -33,7 +34,9 @@ _LEAST_SIDE = 8
 
 @dataclass(frozen=True)
 class Member:
-    """One block of a group: its place, its iterators of the outer axes and of the rows, its matrix product if it is one."""
+    """One block of a group: its place, its iterators of the outer axes and of the rows, its matrix product if it is
+    one.
+    """
 
     place: int
     block: Block
@@ -55,9 +58,9 @@ class Member:
 class RowGroup:
     """Blocks that run together. ``extents`` are those of the outer axes and, last, the rows.
 
-    ``slabs`` exist within a tile only: for each, at which of its axes the outer iterators and the rows stand. ``before`` are
-    the places of blocks from between the members that must come before all of them. The first ``copies`` members are copies of
-    blocks that stand, and run, elsewhere.
+    ``slabs`` exist within a tile only: for each, at which of its axes the outer iterators and the rows stand.
+    ``before`` are the places of blocks from between the members that must come before all of them. The first ``copies``
+    members are copies of blocks that stand, and run, elsewhere.
     """
 
     members: tuple[Member, ...]
@@ -85,7 +88,9 @@ class RowGroup:
 def row_groups(
     blocks: Sequence[Block], temporaries: Collection[Buffer], fits: Callable[[RowGroup], bool]
 ) -> list[RowGroup]:
-    """Return the groups among ``blocks`` that ``fits`` takes; only ``temporaries`` may become slabs. No block is in two."""
+    """Return the groups among ``blocks`` that ``fits`` takes; only ``temporaries`` may become slabs. No block is in
+    two.
+    """
     effects = [effects_of(block) for block in blocks]
     found: list[RowGroup] = []
     taken: set[int] = set()
@@ -117,7 +122,9 @@ def _begins(block: Block, temporaries: Collection[Buffer]) -> tuple[Symbol, ...]
 
 
 def is_static(block: Block) -> bool:
-    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, cells not chosen by data."""
+    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, cells not chosen by
+    data.
+    """
     return (
         not block.scatter
         and block.guard is None
@@ -130,7 +137,9 @@ def _iterates(block: Block, symbols: tuple[Symbol, ...]) -> bool:
 
 
 def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
-    """Return a block as a product for each outer point, its rows those of ``symbols``; None where an operand is common to all."""
+    """Return a block as a product for each outer point, its rows those of ``symbols``; None where an operand is common
+    to all.
+    """
     fixed = replace(block, iterators=tuple(item for item in block.iterators if item.symbol not in symbols[:-1]))
     found = contraction(fixed)
     given = None if found is None else product(found)
@@ -147,7 +156,9 @@ def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
 
 @dataclass
 class _Gathered:
-    """What may run together: for what it writes, at which axes the outer iterators and the row stand; what goes before it."""
+    """What may run together: for what it writes, at which axes the outer iterators and the row stand; what goes before
+    it.
+    """
 
     members: list[Member]
     axes: dict[Buffer, tuple[int, ...]]
@@ -172,7 +183,9 @@ def _gathered(
             beside = Member(place, blocks[place], own, as_product(blocks[place], own))
             made = blocks[place].stores[0].buffer
             # a second matrix of the same rows, which some member may read beside the first
-            member = beside if made.shape == first.block.stores[0].buffer.shape and _extents(beside) == extents else None
+            member = (
+                beside if made.shape == first.block.stores[0].buffer.shape and _extents(beside) == extents else None
+            )
         new = None if member is None else _written_axes(member)
         waits = any(conflict(effects[other], effects[place]) for other in behind)
         if member and new and not waits and _divided([*found.members, member], {**found.axes, **new}):

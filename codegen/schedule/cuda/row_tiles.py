@@ -1,7 +1,7 @@
 """The launch of a group of blocks that go through tiles of rows together.
 
-In: a :class:`~stagedtensor.codegen.schedule.cuda.row_group.RowGroup`. Out: its statements and launch, or the reason why its
-intermediates do not fit into shared memory::
+In: a :class:`~stagedtensor.codegen.schedule.cuda.row_group.RowGroup`. Out: its statements and launch, or the reason why
+its intermediates do not fit into shared memory::
 
     for tile of rows:                       one block of threads
         slab[row][k]                        shared memory
@@ -167,7 +167,9 @@ class _Plan:
         """Shared arrays, with the first and the last step that touches each."""
         self._steps = [self._step(place, member) for place, member in enumerate(group.members)]
         for buffer, cells in self._slabs.items():
-            touched = [at for at, item in enumerate(group.members) if any(other is buffer for other, _ in accesses(item.block))]
+            touched = [
+                at for at, item in enumerate(group.members) if any(other is buffer for other, _ in accesses(item.block))
+            ]
             first = -1 if cells in self._resident else touched[0]  # cells beyond the matrix are set before all steps
             self._arrays.insert(0, (cells, first, touched[-1]))
         self.launch = self._launched()
@@ -208,7 +210,8 @@ class _Plan:
         self._arrays += [(buffer, place, place) for buffer in parts.arrays]
         self._words.append(parts.words)
         count = -(-given.sizes[1] // width)
-        work = parts.tile[:-1] if count == 1 and parts.tile[-1] == Barrier() else parts.tile  # a step has its own behind it
+        ends_twice = count == 1 and parts.tile[-1] == Barrier()  # a step has a barrier of its own behind it
+        work = parts.tile[:-1] if ends_twice else parts.tile
         return [*self._named(parts), loop(tile, count, [Let(column, multiply(Var(tile), width)), *work])]
 
     def _named(self, parts: Multiplied) -> list[Stmt]:

@@ -1,8 +1,8 @@
 """CUDA template for reductions along memory: one block of threads per result.
 
-In: a block whose accumulators combine. Out: its loops. Each thread takes every T-th reduce point in order; the states of a
-warp meet through shuffles, halves onto halves, those of the warps through shared memory in the same way. T depends on
-shapes alone and there are no atomics, so the sum is the same in every run and for any grid.
+In: a block whose accumulators combine. Out: its loops. Each thread takes every T-th reduce point in order; the states
+of a warp meet through shuffles, halves onto halves, those of the warps through shared memory in the same way. T depends
+on shapes alone and there are no atomics, so the sum is the same in every run and for any grid.
 """
 
 from __future__ import annotations

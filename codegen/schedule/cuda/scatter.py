@@ -1,7 +1,8 @@
 """CUDA template for blocks whose stores hit cells that data or reduce iterators choose: no atomics, points in order.
 
-In: a scatter block. Out: its loops. Iterators that by themselves are one axis of every store own the cells of their index:
-threads share those out, and each walks all other iterators in their order, which fixes the order of sums in each cell.
+In: a scatter block. Out: its loops. Iterators that by themselves are one axis of every store own the cells of their
+index: threads share those out, and each walks all other iterators in their order, which fixes the order of sums in each
+cell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernels that do not depend on one another go into one launch: each takes a range of its blocks.
 
-In: scheduled kernels in order. Out: fewer; ``attributes["parts"]`` of a merged one holds the kernels that it is made of, each
-with its own launch inside. A kernel runs as soon as what it reads is there, or, where it would only hold memory, as late as
-its readers allow. Nothing is computed differently; every part keeps its own order of sums.
+In: scheduled kernels in order. Out: fewer; ``attributes["parts"]`` of a merged one holds the kernels that it is made
+of, each with its own launch inside. A kernel runs as soon as what it reads is there, or, where it would only hold
+memory, as late as its readers allow. Nothing is computed differently; every part keeps its own order of sums.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class _Kernel:
         own = {stmt.buffer for stmt in walk_stmts(proc.body) if isinstance(stmt, Alloc)}
         self.reads = [buffer for buffer in buffers_read(proc.body) if buffer not in own]
         self.writes = [buffer for buffer in buffers_written(proc.body) if buffer not in own]
-        shared = sum(-(-buffer.nbytes // 16) * 16 for buffer in own if buffer.space == "shared" and buffer not in launch.offsets)
+        shared = sum(
+            -(-buffer.nbytes // 16) * 16 for buffer in own if buffer.space == "shared" and buffer not in launch.offsets
+        )
         self.shared = shared
         self.needs_threads = launch.cooperative and not (launch.is_warp and not shared and not launch.offsets)
         """Whether a block must have the launch's number of threads: not where warps work by themselves."""
@@ -90,7 +92,9 @@ class _Kernel:
 
 
 def _levels(kernels: Sequence[_Kernel], temporaries: set[Buffer]) -> list[int]:
-    """Return for each kernel the number of its launch, from 0; those of one number do not touch what another one writes."""
+    """Return for each kernel the number of its launch, from 0; those of one number do not touch what another one
+    writes.
+    """
     before = _dependences(kernels)
     levels: list[int] = []
     for place in range(len(kernels)):
@@ -162,7 +166,8 @@ class _Group:
             self.threads,
             {},
             cooperative=any(item.cooperative for item in launches),
-            # the compiler does not know how few blocks there are: left to itself, it spills registers to hold more of them
+            # the compiler does not know how few blocks there are: left to itself, it spills registers to hold more of
+            # them
             resident=max(item.resident for item in launches) or int(blocks * self.threads <= _FEW_THREADS),
             offsets={buffer: start for item in launches for buffer, start in item.offsets.items()},
         )

@@ -1,8 +1,8 @@
 """Products on tensor cores that skip points outside an operand.
 
-A skipped point is staged as a zero, and adds nothing as long as the other operand is finite there. So the template notes, as it
-loads fragments of the other operand, whether any cell is infinite or NaN. A tile that met one is computed again, result by
-result, with the skipped points left out.
+A skipped point is staged as a zero, and adds nothing as long as the other operand is finite there. So the template
+notes, as it loads fragments of the other operand, whether any cell is infinite or NaN. A tile that met one is computed
+again, result by result, with the skipped points left out.
 
 In: the product and what the template has. Out: the statements that note, and those that compute a tile again.
 """

@@ -1,8 +1,9 @@
-"""CUDA template for contractions in f32, f64 and integers: tiles of both operands in shared memory, results in registers.
+"""CUDA template for contractions in f32, f64 and integers: tiles of both operands in shared memory, results in
+registers.
 
 In: a :class:`Product`. Out: its loops. A block of 256 threads computes a tile of results, each thread a small square of
-them; depth is walked in order, one multiply-add per step, so a result does not depend on the tile's size. Edges are guarded:
-cells outside an operand are staged as 0, results outside are not stored.
+them; depth is walked in order, one multiply-add per step, so a result does not depend on the tile's size. Edges are
+guarded: cells outside an operand are staged as 0, results outside are not stored.
 """
 
 from __future__ import annotations

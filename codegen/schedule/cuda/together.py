@@ -1,8 +1,9 @@
 """Row kernels that follow one another over the same rows become one: softmax, norms, their gradients.
 
-In: kernels of one block each, in order. Out: groups of neighbours that walk the same rows, where whatever one writes and
-another touches lies in the row at hand; and the statements of a group. One block of threads takes a row through all steps,
-with barriers between, so that a row is read from memory once. Sums keep the order that they have in kernels of their own.
+In: kernels of one block each, in order. Out: groups of neighbours that walk the same rows, where whatever one writes
+and another touches lies in the row at hand; and the statements of a group. One block of threads takes a row through all
+steps, with barriers between, so that a row is read from memory once. Sums keep the order that they have in kernels of
+their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Elementwise blocks over many points: a thread takes several neighbouring cells and moves them 16 bytes at a time.
 
-In: a block without accumulators, collapsed. Out: the block over groups of cells, or None where some access does not walk
-its cells one by one from a multiple of the group. Each buffer's cells lie in registers from their load to their store, so
-a store is seen by the loads after it, as in the block. Every value is computed as in the plain form.
+In: a block without accumulators, collapsed. Out: the block over groups of cells, or None where some access does not
+walk its cells one by one from a multiple of the group. Each buffer's cells lie in registers from their load to their
+store, so a store is seen by the loads after it, as in the block. Every value is computed as in the plain form.
 """
 
 from __future__ import annotations
