@@ -325,6 +325,12 @@ class Context:
     def get_values(self, t: HasNode) -> Array:
         """Wait and return a fresh array in the node's own dtype (ml_dtypes for bf16 and fp8)."""
         node = node_of(t)
+        held = self._store.stored.get(node)
+        # the common case of a step, a scalar that the host sees, costs one NumPy copy
+        if held is not None and held.cell is not None and node in self._store.initialized and not self._busy.locked():
+            self._store.downloads += 1
+            self._store.downloaded_bytes += held.cell.nbytes
+            return held.cell.copy()
         with self._enter():
             self._require_values(node)
             if node.encoded is not None:

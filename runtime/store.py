@@ -36,7 +36,7 @@ BACKED_BY_DATA = frozenset((Role.CONSTANT, Role.LITERAL, Role.HOST_SCALAR, Role.
 class Stored:
     """A node's device buffer.
 
-    ``cell`` is a 0-d view of a scalar that the host sees and may set, for fast writes; ``may_be_set``: it was found
+    ``cell`` is a 0-d view of a scalar that the host sees and may set, for fast reads and writes; ``may_be_set``: it was found
     that the host may set the node.
     """
 

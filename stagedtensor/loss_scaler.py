@@ -141,7 +141,7 @@ class LossScaler:
         """
         if not isinstance(grads_finite, bool | np.bool_):
             raise TypeError(f"LossScaler: grads_finite is a bool, not {grads_finite!r}")
-        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+        if isinstance(steps, bool) or not isinstance(steps, INTEGERS) or steps < 1:
             raise ValueError(f"LossScaler: steps must be an integer of at least 1, got {steps!r}")
         if not grads_finite and not 1 <= skipped <= steps:
             raise ValueError(f"LossScaler: skipped must lie in 1 .. {steps} for a non-finite window, got {skipped!r}")

@@ -30,7 +30,7 @@ from .source import user_source
 from .statements import Stage
 from .tensor import Tensor, no_gradient
 from .terminals import cell, cell_like, host_scalar
-from .train import check_count, clip_by_global_norm, grad_checksum, grad_update
+from .train import INTEGERS, check_count, clip_by_global_norm, grad_checksum, grad_update
 
 if TYPE_CHECKING:
     from .runtime.context import Context
@@ -345,7 +345,7 @@ def gated_step(
     """
     _check_scaler(scaler, "gated_step")
     interval = check_count(check_interval, "check_interval")
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+    if isinstance(step, bool) or not isinstance(step, INTEGERS) or step < 0:
         raise ValueError(f"gated_step: step must be an integer of at least 0, got {step!r}")
     window = _window_of(scaler, window_checksum)
     if micro_routine is None:
@@ -386,10 +386,14 @@ def _window_of(scaler: LossScaler, window_checksum: Tensor) -> Window:
 
 
 def _sample(ctx: Context, scaler: LossScaler, window: Window) -> bool:
-    finite = _finite(float(ctx.get_values(window.flags)))
+    """Let the scaler account for what the window holds, and zero it; cells that are zero stay as they are."""
+    flags = float(ctx.get_values(window.flags))
     skips, runs = int(ctx.get_values(window.skips)), int(ctx.get_values(window.runs))
-    ctx.set_values(window.flags, 0.0)
-    for counter in (window.skips, window.runs):
-        ctx.set_values(counter, 0)
+    if flags:
+        ctx.set_values(window.flags, 0.0)
+    if skips:
+        ctx.set_values(window.skips, 0)
+    ctx.set_values(window.runs, 0)
+    finite = _finite(flags)
     scaler.update_n(ctx, finite, runs, skips if not finite else 1)
     return finite

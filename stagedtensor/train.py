@@ -85,7 +85,7 @@ def positive_scalar(value: Tensor | float | None, name: str) -> Tensor | None:
 
 def check_count(value: Any, name: str) -> int:
     """Return a count of at least 1. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, INTEGERS) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return int(value)
 
