@@ -26,6 +26,7 @@ from stagedtensor.runtime.routine import Routine
 from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, Store, describe
 from stagedtensor.runtime.trial import contents
 from stagedtensor.runtime.tune import allowed_seconds
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 
 
@@ -387,7 +388,7 @@ class Context:
         Of a computation: for all parameters that its assignments mention, your optimizer's own state included. Streams
         are keyed by ``seed`` and the parameter's name. ``only_missing`` leaves parameters that have values.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if not is_integer(seed):
             raise TypeError(f"init_params: seed is an integer, not {seed!r}")
         with self._enter():
             params = linking.parameters(loss)
@@ -396,7 +397,7 @@ class Context:
             if not todo:
                 return
             shapes, precisions = shapes_and_precisions(todo)
-            drawn = {node: self._draw(node, shapes.shape(node), precisions.prec(node), seed) for node in todo}
+            drawn = {node: self._draw(node, shapes.shape(node), precisions.prec(node), int(seed)) for node in todo}
             for node, cells in drawn.items():
                 if node in self._store.stored:
                     self._store.write(node, cells)

@@ -31,6 +31,7 @@ from stagedtensor.runtime.target import Target, detect, processor_name, target a
 from stagedtensor.runtime.thread_pool import ThreadPool, available_cpus
 from stagedtensor.runtime.trial import Trials
 from stagedtensor.runtime.tune import Tuning, loads as tuning_from_text, search
+from stagedtensor.settings import is_integer
 
 _ALIGNMENT = 64
 _SERIAL_FLOPS, _SERIAL_BYTES = 16_000_000, 16_000_000
@@ -62,7 +63,7 @@ class CpuDevice:
         self._draw: DrawLibrary | None = None
         self._narrowing: Narrowing | None = None
         self._compiler: Compiler | None = None
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        if threads is not None and not is_integer(threads, 1):
             raise ContextError(f"threads is an integer of at least 1, got {threads!r}")
 
     @property

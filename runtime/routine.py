@@ -17,6 +17,7 @@ from stagedtensor.runtime.device import Executable, Kernel
 from stagedtensor.runtime.kernel_table import kernel_table, terminal_width
 from stagedtensor.runtime.nvrtc import CudaBinary, KernelResources, Kind, compile_cuda
 from stagedtensor.runtime.tune import Tuning
+from stagedtensor.settings import is_integer
 
 if TYPE_CHECKING:
     from stagedtensor.runtime.context import Context
@@ -172,6 +173,6 @@ class Routine:
 
 
 def _integer(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_integer(value):
         raise ContextError(f"{name!r} is bound to an integer, got {value!r}")
     return int(value)

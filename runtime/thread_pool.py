@@ -21,6 +21,7 @@ from stagedtensor.runtime.compiler import Compiler, find_compiler
 from stagedtensor.runtime.kernel_cache import KernelCache
 from stagedtensor.runtime.shared_library import load_library
 from stagedtensor.runtime.target import TARGETS, Target
+from stagedtensor.settings import is_integer
 
 _FOLDER = importlib.resources.files("stagedtensor.runtime") / "pool"
 POOL_HEADER: str = (_FOLDER / "pool.h").read_text(encoding="utf-8")
@@ -64,13 +65,13 @@ class ThreadPool:
         """Load the C pool, building it where the cache lacks it; no thread starts yet."""
         cpus = available_cpus()
         threads = cpus if threads is None else threads
-        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        if not is_integer(threads, 1) or threads > MAX_THREADS:
             raise ContextError(f"threads must be an integer from 1 to {MAX_THREADS}, got {threads!r}")
-        self.threads = threads
+        self.threads = int(threads)
         self._library = _load(compiler or find_compiler(), target or TARGETS["generic"], cache or KernelCache())
         create = self._library.st_pool_create
         create.restype, create.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_int)
-        handle = create(threads, cpus)
+        handle = create(self.threads, cpus)
         if handle is None:
             raise ContextError(f"no memory for a pool of {threads} threads")
         self.handle: int = handle

@@ -26,6 +26,7 @@ from .program import Comp, shapes_and_precisions
 from .runtime.context import Context
 from .runtime.linking import check_names, parameters
 from .runtime.routine import Routine
+from .settings import is_integer
 from .source import user_source
 from .tensor import Tensor, tensor_of
 from .tensor_file import Array, TensorFile, read_tensors, write_tensors
@@ -88,7 +89,7 @@ def save(
             f"save: these parameters have no values yet: {', '.join(without)}\n  {user_source().quoted()}\n"
             "  call ctx.init_params(loss) first, or ctx.init_params(computation) where an optimizer has parameters of its own"
         )
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0):
+    if step is not None and not is_integer(step, 0):
         raise TypeError(f"save: step is an integer of at least 0, not {step!r} ({user_source().quoted()})")
     arrays = {name: ctx.get_values(tensor_of(node)) for name, node in wanted.items()}
     state: dict[str, Any] = {"version": _VERSION, "step": None if step is None else int(step)}
@@ -332,7 +333,7 @@ def _saved_state(file: TensorFile) -> dict[str, Any]:
             f"got {state.get('version') if isinstance(state, dict) else state!r}"
         )
     step = state.get("step")
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+    if step is not None and (type(step) is not int or step < 0):
         raise _damaged(file.path, f"its step is {step!r}, expected an integer of at least 0")
     return state
 

@@ -19,6 +19,7 @@ from .block_packing import check_packable, code_three_block, non_finite_block, p
 from .conversion import convert
 from .errors import EncodingError, PrecisionError
 from .precision import Prec, f32, f64, precision
+from .settings import is_integer
 
 Array = np.ndarray[Any, Any]
 
@@ -277,7 +278,7 @@ def _ternary(shape: tuple[int, ...], encoding: Encoding, codes: Bytes, scale: np
 
 def _extents(shape: Any) -> tuple[int, ...]:
     extents = tuple(shape) if isinstance(shape, Iterable) else ()
-    whole = all(isinstance(size, int | np.integer) and not isinstance(size, bool) for size in extents)
+    whole = all(is_integer(size) for size in extents)
     if not extents or not whole or min(extents) < 1:
         raise EncodingError(f"expected a shape of at least one axis with extents of at least 1, got {shape!r}")
     return tuple(int(size) for size in extents)

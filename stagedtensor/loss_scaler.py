@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import CheckpointError, ContextError
+from .settings import is_integer, is_number
 from .tensor import Tensor
 from .terminals import host_scalar
 
@@ -31,7 +32,7 @@ def _f32(value: float) -> float:
 
 
 def _checked_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_number(value):
         raise ValueError(f"LossScaler: {name} must be a number, got {value!r}")
     if (isinstance(value, int) and abs(value) > HIGHEST) or not math.isfinite(value):
         raise ValueError(f"LossScaler: {name} must be finite, got {value!r}")
@@ -50,7 +51,7 @@ def _check_settings(
     }
     for name, value in numbers.items():
         _checked_number(name, value)
-    if isinstance(growth_interval, bool) or not isinstance(growth_interval, int) or growth_interval < 1:
+    if not is_integer(growth_interval, 1):
         raise ValueError(f"LossScaler: growth_interval must be an integer of at least 1, got {growth_interval!r}")
     if growth_factor <= 1.0:
         raise ValueError(f"LossScaler: growth_factor must be above 1, got {growth_factor!r}")
@@ -95,7 +96,7 @@ class LossScaler:
         self.init_scale = _f32(init_scale)
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
-        self.growth_interval = growth_interval
+        self.growth_interval = int(growth_interval)
         self.min_scale = _f32(min_scale)
         self.max_scale = _f32(max_scale)
         self.good_steps = 0
@@ -141,7 +142,7 @@ class LossScaler:
         """
         if not isinstance(grads_finite, bool | np.bool_):
             raise TypeError(f"LossScaler: grads_finite is a bool, not {grads_finite!r}")
-        if isinstance(steps, bool) or not isinstance(steps, INTEGERS) or steps < 1:
+        if not is_integer(steps, 1):
             raise ValueError(f"LossScaler: steps must be an integer of at least 1, got {steps!r}")
         if not grads_finite and not 1 <= skipped <= steps:
             raise ValueError(f"LossScaler: skipped must lie in 1 .. {steps} for a non-finite window, got {skipped!r}")
@@ -214,14 +215,13 @@ def validated_state(state: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"loss scaler state: {culprit!r} is refused: {error}") from None
     for key in ("good_steps", *_COUNTERS):
         value = state[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if type(value) is not int or value < 0:
             raise CheckpointError(f"loss scaler state: {key!r} must be an integer of at least 0, got {value!r}")
     if state["good_steps"] >= state["growth_interval"]:
         raise CheckpointError(
             f"loss scaler state: 'good_steps' is {state['good_steps']}, at least growth_interval {state['growth_interval']}"
         )
     scale = state["scale"]
-    fits = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not (fits and state["min_scale"] <= scale <= state["max_scale"]):
+    if not (type(scale) in (int, float) and state["min_scale"] <= scale <= state["max_scale"]):
         raise CheckpointError(f"loss scaler state: 'scale' is {scale!r}, outside [min_scale, max_scale]")
     return dict(state)

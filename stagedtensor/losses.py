@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
-
 from .composite import composite
 from .errors import ShapeError
 from .functions.axes import LAST_OUTPUT, Axes, axes_of
@@ -14,6 +12,7 @@ from .functions.indexing import check_ids
 from .functions.normalised import finite_or_zero, log_total_inside
 from .functions.pointwise import clamp, log, relu, softplus, where
 from .functions.reductions import divided_by_count, reduce_tree
+from .settings import is_integer, is_number
 from .source import user_source
 from .specs import Spec, pointwise
 from .statements import LABELS, Access, Apply, DimValue, Expr, IterValue, NumberLiteral, Slot
@@ -40,15 +39,11 @@ def cross_entropy(
     """
     x, target = lift(logits), lift(labels)
     _check(reduction, "cross_entropy")
-    if (
-        isinstance(label_smoothing, bool)
-        or not isinstance(label_smoothing, int | float)
-        or not 0.0 <= label_smoothing < 1.0
-    ):
+    if not is_number(label_smoothing) or not 0.0 <= label_smoothing < 1.0:
         raise ValueError(
             f"cross_entropy: label_smoothing is in [0, 1), not {label_smoothing!r} ({user_source().quoted()})"
         )
-    if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int | np.integer)):
+    if ignore_index is not None and not is_integer(ignore_index):
         raise TypeError(f"cross_entropy: ignore_index is an integer, not {ignore_index!r} ({user_source().quoted()})")
     soft = _are_probabilities(target)
     if not soft:
@@ -229,7 +224,7 @@ def _huber(x: Tensor, y: Tensor, delta: float, reduction: Reduction) -> Tensor:
 def huber(x: TensorLike, y: TensorLike, *, delta: float = 1.0, reduction: Reduction = "mean") -> Tensor:
     """Half the squared error up to ``delta``, linear beyond (Huber 1964), reduced over all cells."""
     _check(reduction, "huber")
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0.0 < delta < math.inf:
+    if not is_number(delta) or not 0.0 < delta < math.inf:
         raise ValueError(f"huber: delta is a positive finite number, not {delta!r} ({user_source().quoted()})")
     return _huber(lift(x), lift(y), float(delta), reduction)
 

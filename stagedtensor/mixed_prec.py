@@ -26,11 +26,12 @@ from .optim import Loss, Updater, sgd_update
 from .precision import i32
 from .precision_solver import solve_precisions
 from .program import Comp, comment, forward_of, sequence
+from .settings import is_integer, is_number
 from .source import user_source
 from .statements import Stage
 from .tensor import Tensor, no_gradient
 from .terminals import cell, cell_like, host_scalar
-from .train import INTEGERS, check_count, clip_by_global_norm, grad_checksum, grad_update
+from .train import check_count, clip_by_global_norm, grad_checksum, grad_update
 
 if TYPE_CHECKING:
     from .runtime.context import Context
@@ -235,7 +236,7 @@ def static_scaled_update(
 
     Raises ValueError unless ``scale`` and its reciprocal are positive normal f32 numbers.
     """
-    if isinstance(scale, bool) or not isinstance(scale, int | float | np.integer | np.floating):
+    if not is_number(scale):
         raise TypeError(f"static_scaled_update: scale is a number, not {scale!r} ({user_source().quoted()})")
     if not (math.isfinite(scale) and LOWEST <= scale <= HIGHEST):
         raise ValueError(
@@ -345,7 +346,7 @@ def gated_step(
     """
     _check_scaler(scaler, "gated_step")
     interval = check_count(check_interval, "check_interval")
-    if isinstance(step, bool) or not isinstance(step, INTEGERS) or step < 0:
+    if not is_integer(step, 0):
         raise ValueError(f"gated_step: step must be an integer of at least 0, got {step!r}")
     window = _window_of(scaler, window_checksum)
     if micro_routine is None:

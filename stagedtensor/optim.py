@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from .errors import GradientError, PrecisionError
 from .language.computation import computation
 from .node import Node, Role
 from .precision import Prec, f32, f64, i32
 from .precision_solver import solve_precisions
 from .program import Comp, comment, forward_of, sequence
+from .settings import is_number
 from .source import user_source
 from .statements import Stage
 from .tensor import Tensor, no_gradient, tensor_of
@@ -66,19 +65,19 @@ def learning_rate_scalar(value: Tensor | float) -> Tensor:
     """Return the learning rate as a host scalar (numbers become one)."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_number(value):
         raise TypeError(f"learning_rate is a number or a host scalar, not {value!r}")
     return host_scalar("learning_rate", float(value))
 
 
 def _unit_interval(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+    if not is_number(value) or not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be in [0, 1), got {value!r}")
     return float(value)
 
 
 def _decay(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+    if not is_number(value) or not (math.isfinite(value) and value >= 0):
         raise ValueError(f"weight_decay must be finite and at least 0, got {value!r}")
     return float(value)
 
@@ -244,7 +243,7 @@ def adamw_update(
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"betas is a pair, got {betas!r}")
     beta1, beta2 = (_unit_interval("betas", beta) for beta in betas)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not (math.isfinite(eps) and eps > 0):
+    if not is_number(eps) or not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps must be positive and finite, got {eps!r}")
     decay, rate = _decay(weight_decay), learning_rate_scalar(learning_rate)
     chosen = chosen_params(loss, params, "adamw_update")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .settings import is_integer
 from .tensor import Tensor
 from .terminals import host_scalar
 
@@ -38,7 +39,7 @@ class LrSchedule:
             raise ValueError(f"LrSchedule: base_lr must be finite, got {self.base_lr}")
         for name, least in (("total_steps", 1), ("warmup_steps", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_integer(value, least):
                 raise ValueError(f"LrSchedule: {name} must be an integer of at least {least}, got {value!r}")
         for name in ("final_frac", "decay_frac"):
             value = getattr(self, name)

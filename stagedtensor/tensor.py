@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from .construction import (
     _composite as _composite,
     _without_gradient,
@@ -34,6 +32,7 @@ from .precision_rules import BARRIER
 from .precision_solver import solve_precisions
 from .regions import open_region
 from .session import open_session
+from .settings import is_integer
 from .shapes.solver import solve_shapes
 from .source import Source, user_source
 from .specs import (
@@ -410,7 +409,7 @@ def index_batch(x: Tensor, key: Any) -> Tensor:
     if isinstance(key, Index):
         term: AxisTerm = StaticIndex(key.name, key.size)
         text = key.name
-    elif isinstance(key, int | np.integer) and not isinstance(key, bool):
+    elif is_integer(key):
         term, text = Position(int(key)), str(key)
     elif isinstance(key, slice):
         term, text = _batch_slice(x, key)
@@ -438,9 +437,9 @@ def _batch_slice(x: Tensor, key: slice) -> tuple[Sliced, str]:
             "for other axes see st.narrow"
         )
     step = 1 if key.step is None else key.step
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+    if not is_integer(step, 1):
         raise ShapeError(f"slice: expected a step of at least 1, got {step!r} ({user_source().quoted()})")
-    first, last, _ = slice(key.start, key.stop, step).indices(shape.batch[0].size)
+    first, last, step = slice(key.start, key.stop, step).indices(shape.batch[0].size)
     return Sliced("kept", first, max(0, -(-(last - first) // step)), step), f"{first}:{last}"
 
 

@@ -16,6 +16,7 @@ from .errors import EncodingError, PrecisionError, ShapeError
 from .initializers import DEFAULT, Initializer, as_initializer, stream_key
 from .node import Node, Placement, Role, Specified
 from .precision import Prec, f32, i32, precision
+from .settings import is_integer, is_number
 from .source import user_source
 from .specs import ALL_ROWS, Spec
 from .statements import Apply, LinearIndex, NumberLiteral
@@ -28,17 +29,17 @@ Rows = Sequence[Any] | int | None
 def index(name: str, size: int) -> Index:
     """Declare a static index running over ``0 .. size-1``; ``x[i]`` reads the leftmost batch axis at it."""
     _check_name(name, "index")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not is_integer(size, 1):
         raise ShapeError(f"index {name!r}: expected a size of at least 1, got {size!r} ({user_source().quoted()})")
-    return Index(name, size)
+    return Index(name, int(size))
 
 
 def dynamic(name: str, max: int) -> DynamicDim:
     """Declare a run-time extent up to ``max`` for a batch axis; bind it with ``ctx.run(routine, name=extent)``."""
     _check_name(name, "dynamic extent")
-    if not isinstance(max, int) or isinstance(max, bool) or max < 1:
+    if not is_integer(max, 1):
         raise ShapeError(f"dynamic {name!r}: expected a maximum of at least 1, got {max!r} ({user_source().quoted()})")
-    return DynamicDim(name, max)
+    return DynamicDim(name, int(max))
 
 
 def _check_name(name: Any, what: str) -> None:
@@ -53,23 +54,21 @@ def declared_axis(entry: Any) -> DeclaredAxis:
         if len(entry) != 2 or not isinstance(entry[0], str):
             raise ShapeError(f'expected an axis as a size or ("label", size), got {entry!r} ({user_source().quoted()})')
         label, entry = entry
-    if isinstance(entry, np.integer):
-        entry = int(entry)
     if entry is None or isinstance(entry, DynamicDim | CapturedDim):
         return DeclaredAxis(entry, label)
-    if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0:
+    if not is_integer(entry, 0):
         raise ShapeError(
             f"expected an axis size (an integer >= 0, None to infer it, or st.dynamic), got {entry!r} "
             f"({user_source().quoted()})"
         )
-    return DeclaredAxis(entry, label)
+    return DeclaredAxis(int(entry), label)
 
 
 def declared_row(rows: Rows, *, open_if_none: bool) -> DeclaredRow:
     """Read one row; None is open or empty, a bare integer is one axis."""
     if rows is None:
         return DeclaredRow(open=open_if_none)
-    if isinstance(rows, int | np.integer | DynamicDim | CapturedDim):
+    if is_integer(rows) or isinstance(rows, DynamicDim | CapturedDim):
         rows = [rows]
     if isinstance(rows, str) or not isinstance(rows, Sequence):
         raise ShapeError(f"expected a row as a list of sizes, got {rows!r} ({user_source().quoted()})")
@@ -163,12 +162,12 @@ def _rows_of_array(name: str, data: np.ndarray[Any, Any], input_: Rows, output: 
     if input_ is None and output is None:
         split = 1 if data.ndim == 2 else data.ndim
     elif input_ is not None:
-        split = data.ndim - (input_ if isinstance(input_, int) else len(input_))
+        split = data.ndim - (len(input_) if isinstance(input_, Sequence) else input_)
     else:
-        split = output if isinstance(output, int) else len(output or ())
+        split = len(output) if isinstance(output, Sequence) else output or 0
     declared = (shape[:split], shape[split:]) if 0 <= split <= data.ndim else None
     for given, taken in ((output, declared and declared[0]), (input_, declared and declared[1])):
-        wanted = None if given is None or isinstance(given, int) else tuple(given)
+        wanted = tuple(given) if isinstance(given, Sequence) else None
         fits = taken is not None and (
             wanted is None
             or (len(wanted) == len(taken) and all(w in (None, t) or w == t for w, t in zip(wanted, taken, strict=True)))
@@ -212,9 +211,9 @@ def constant(
     data, own = ingest(value)
     counts = {"batch": batch, "input": input, "output": output}
     for row, count in counts.items():
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+        if count is not None and not is_integer(count, 0):
             raise ShapeError(f"constant: {row} is a number of axes, got {count!r} ({user_source().quoted()})")
-    given = sum(count or 0 for count in counts.values())
+    given = sum(int(count or 0) for count in counts.values())
     rest = data.ndim - given
     if output is None and rest >= 0:
         counts["output"], rest = rest, 0
@@ -223,7 +222,7 @@ def constant(
             f"constant: rows batch={batch}, output={output}, input={input} name {given} axes, the array has "
             f"{data.ndim} (shape {data.shape}) ({user_source().quoted()})"
         )
-    n_batch, n_output = counts["batch"] or 0, counts["output"] or 0
+    n_batch, n_output = int(counts["batch"] or 0), int(counts["output"] or 0)
     format_ = precision(prec) if prec is not None else own
     node = new_node(
         Role.LITERAL if format_ is None else Role.CONSTANT,
@@ -252,7 +251,7 @@ def shape_of_array(data: np.ndarray[Any, Any], batch: int = 0, output: int | Non
 
 def range_(n: int, *, prec: Any = i32) -> Tensor:
     """Return 0 .. n-1 as a vector; its precision is fixed (i32), so no user of it can narrow it."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+    if not is_integer(n, 0):
         raise ShapeError(f"range: expected a length >= 0, got {n!r} ({user_source().quoted()})")
     node = new_node(Role.RANGE, f"range{n}", declared=DeclaredShape(output=DeclaredRow((DeclaredAxis(int(n)),))))
     node.specified = Specified(precision(prec), node.source, "range")
@@ -262,7 +261,7 @@ def range_(n: int, *, prec: Any = i32) -> Tensor:
 def host_scalar(name: str, value: float, prec: Any = f32) -> Tensor:
     """Make one device-resident cell that the host overwrites with ``ctx.set_values``; never baked into source."""
     _check_name(name, "host scalar")
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_number(value):
         raise TypeError(f"host scalar {name!r}: expected a number, got {value!r} ({user_source().quoted()})")
     format_ = precision(prec)
     if not format_.is_float and not representable(value, format_):

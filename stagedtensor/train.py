@@ -20,6 +20,7 @@ from .node import Node, Placement, Role
 from .precision import f32, join
 from .precision_requests import specify_node
 from .program import Comp, comment, forward, forward_of, sequence
+from .settings import is_integer, is_number
 from .source import user_source
 from .specs import ALL_ROWS, ShapeSpec, Spec
 from .statements import Access, Apply, Expr, NumberLiteral, Scope, Stage, Statement, WriteOp
@@ -76,7 +77,7 @@ def positive_scalar(value: Tensor | float | None, name: str) -> Tensor | None:
     """Return a host scalar for a positive finite number; tensors are returned as they are. Raises ValueError."""
     if value is None or isinstance(value, Tensor):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_number(value):
         raise TypeError(f"{name} is a number or a host scalar, not {value!r}")
     if not (0 < value <= f32.max_finite):
         raise ValueError(f"{name} must be positive and finite in f32 (at most 3.4e38), got {value!r}")
@@ -85,7 +86,7 @@ def positive_scalar(value: Tensor | float | None, name: str) -> Tensor | None:
 
 def check_count(value: Any, name: str) -> int:
     """Return a count of at least 1. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, INTEGERS) or value < 1:
+    if not is_integer(value, 1):
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return int(value)
 
@@ -291,11 +292,7 @@ def clip_by_global_norm(
     Accumulated in f32 (f64 if a gradient is f64); gradient buffers are untouched. A NaN norm gives scale 1, an infinite
     one 0. Raises ValueError unless max_norm is finite and at least 0.
     """
-    if (
-        isinstance(max_norm, bool)
-        or not isinstance(max_norm, int | float)
-        or not (math.isfinite(max_norm) and max_norm >= 0)
-    ):
+    if not is_number(max_norm) or not (math.isfinite(max_norm) and max_norm >= 0):
         raise ValueError(f"max_norm must be finite and at least 0, got {max_norm!r}")
     chosen = chosen_params(loss, params, "clip_by_global_norm")
     # joined in so that narrow gradients square and add up in f32

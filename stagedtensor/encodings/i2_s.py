@@ -16,6 +16,7 @@ from stagedtensor.block_packing import pack_codes, unpack_codes
 from stagedtensor.encoded import Encoded, finite_f32
 from stagedtensor.errors import EncodingError
 from stagedtensor.precision import f32
+from stagedtensor.settings import is_integer
 
 Grouping: TypeAlias = Literal[64, 128, "sequential"]
 TRAILER_BYTES = 32
@@ -37,7 +38,7 @@ def import_i2_s(
             f"I2_S: expected the grouping 64, 128 or 'sequential', got {grouping!r}; its bytes do not tell"
         )
     raw = byte_array(data)
-    if not all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape):
+    if not all(is_integer(extent, 1) for extent in shape):
         raise EncodingError(f"I2_S: expected positive extents, got the shape {shape!r}")
     count = math.prod(map(int, shape))
     step = 4 if grouping == "sequential" else grouping

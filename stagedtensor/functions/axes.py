@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from stagedtensor.dims import MEMORY_ORDER, RowKind, Shape
 from stagedtensor.errors import ShapeError
+from stagedtensor.settings import is_integer
 from stagedtensor.shapes.solver import solve_shapes
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, AxisTerm, Name, Position, RowSpec, ShapeSpec
@@ -65,17 +66,17 @@ def axes_of(x: Tensor, axis: Any, *, keepdims: bool = False, what: str = "reduct
 def _entries(axis: Any) -> list[Any]:
     if isinstance(axis, list):
         return axis
-    if isinstance(axis, tuple) and not (len(axis) == 2 and isinstance(axis[0], str) and isinstance(axis[1], int)):
+    if isinstance(axis, tuple) and not (len(axis) == 2 and isinstance(axis[0], str) and is_integer(axis[1])):
         return list(axis)
     return [axis]
 
 
 def _locate(x: Tensor, entry: Any, what: str) -> tuple[RowKind, int]:
-    if isinstance(entry, tuple) and len(entry) == 2 and entry[0] in _ROWS and isinstance(entry[1], int):
-        return entry[0], entry[1]
+    if isinstance(entry, tuple) and len(entry) == 2 and entry[0] in _ROWS and is_integer(entry[1]):
+        return entry[0], int(entry[1])
     shape = solved_shape(x)
     flat = [(kind, position, item) for kind, position, item in shape.axes()]
-    if isinstance(entry, int) and not isinstance(entry, bool):
+    if is_integer(entry):
         if not -len(flat) <= entry < len(flat):
             raise ShapeError(
                 f"{what}: axis {entry} is out of range for {x.label!r} of shape {shape} ({len(flat)} axes) "

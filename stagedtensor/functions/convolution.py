@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from stagedtensor.composite import composite
 from stagedtensor.errors import ShapeError
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, Affine, AxisTerm, Concat, Name, RowSpec, ShapeSpec, Spec, with_row
 from stagedtensor.statements import Apply, NumberLiteral, WriteOp
@@ -27,13 +28,12 @@ IMAGE_ROW = ("output", -3), ("output", -2)
 
 def pair(value: Pair, name: str, least: int) -> tuple[int, int]:
     """Return (height, width) of a setting given once or twice."""
-    entries = (value, value) if isinstance(value, int) else tuple(value)
-    whole = len(entries) == 2 and all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
-    if not whole or min(entries) < least:
+    entries = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(entries) != 2 or not all(is_integer(entry, least) for entry in entries):
         raise ShapeError(
             f"{name}: expected an integer of at least {least} or two of them, got {value!r} ({user_source().quoted()})"
         )
-    return entries[0], entries[1]
+    return int(entries[0]), int(entries[1])
 
 
 def image_size(x: Tensor, what: str) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def conv2d(
     One composite: product, sum and bias round once. ``kernel`` gives (kh, kw) where the weights' input row is open.
     Raises ShapeError where windows do not fit or channels do not split into ``groups``.
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+    if not is_integer(groups, 1):
         raise ShapeError(f"conv2d: groups is an integer of at least 1, got {groups!r} ({user_source().quoted()})")
     return _conv2d(
         lift(x),
@@ -192,7 +192,7 @@ def conv2d(
         pair(stride, "conv2d: stride", 1),
         pair(padding, "conv2d: padding", 0),
         pair(dilation, "conv2d: dilation", 1),
-        groups,
+        int(groups),
         None if kernel is None else pair(kernel, "conv2d: kernel", 1),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from stagedtensor.composite import composite
 from stagedtensor.errors import ShapeError
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.specs import Affine, Name, RowSpec, ShapeSpec, Spec, with_row
 from stagedtensor.statements import Apply
@@ -23,15 +24,14 @@ Sizes = tuple[int, ...]
 
 
 def _several(value: int | Sequence[int], count: int, name: str, least: int) -> Sizes:
-    entries = (value,) * count if isinstance(value, int) else tuple(value)
-    whole = all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
-    if len(entries) != count or not whole or min(entries) < least:
+    entries = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    if len(entries) != count or not all(is_integer(entry, least) for entry in entries):
         raise ShapeError(
             f"{name}: expected an integer of at least {least}"
             + (f" or {count} of them" if count > 1 else "")
             + f", got {value!r} ({user_source().quoted()})"
         )
-    return entries
+    return tuple(int(entry) for entry in entries)
 
 
 def _kernel(x: Tensor, w: Tensor, count: int, what: str) -> tuple[Sizes, Sizes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stagedtensor.composite import composite
 from stagedtensor.initializers import stream_key
+from stagedtensor.settings import is_number
 from stagedtensor.source import user_source
 from stagedtensor.specs import ALL_ROWS, RowSpec, ShapeSpec, Spec
 from stagedtensor.statements import Access, Apply, DimValue, Expr, LinearIndex, NumberLiteral, Slot
@@ -38,7 +39,7 @@ def dropout(x: TensorLike, rate: float, *, step: TensorLike = 0, seed: int = 0, 
     mask. Masks are keyed by ``seed`` and ``name``; give every dropout of a model its own name. Leave it out for
     evaluation.
     """
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
+    if not is_number(rate) or not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout: rate is in [0, 1), got {rate!r} ({user_source().quoted()})")
     tensor = lift(x)
     if rate == 0.0:

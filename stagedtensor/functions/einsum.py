@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, overload
 
-import numpy as np
-
 from stagedtensor.dims import CapturedDim, DynamicDim
 from stagedtensor.errors import SpecError
 from stagedtensor.language.caret import near
@@ -20,6 +18,7 @@ from stagedtensor.language.spec_domain import Removed, blocks, concatenations, i
 from stagedtensor.node import Node
 from stagedtensor.op_table import REDUCTIONS
 from stagedtensor.operators import Arithmetic
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.specs import Concat, Name, ShapeSpec, Spec
 from stagedtensor.statements import (
@@ -186,12 +185,12 @@ def _check_names(spec: Spec, sizes: dict[str, Any], capture: Sequence[str]) -> N
             )
         if isinstance(size, DynamicDim | CapturedDim):
             continue
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+        if not is_integer(size, 0):
             raise SpecError(
                 f"einsum: sizes={{{name!r}: {size!r}}} is no size\n  {user_source().quoted()}\n"
                 "  expected an integer >= 0, st.dynamic or a captured size"
             )
-        sizes[name] = size if isinstance(size, int) else int(size)
+        sizes[name] = int(size)
     for name in capture:
         if name not in names and name not in variables:
             raise SpecError(

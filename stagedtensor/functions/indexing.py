@@ -9,6 +9,7 @@ from typing import Any
 from stagedtensor.dims import MEMORY_ORDER, RowKind
 from stagedtensor.errors import PrecisionError, ShapeError
 from stagedtensor.precision import i32
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.specs import (
     AxisTerm,
@@ -30,7 +31,7 @@ from .axes import LAST_OUTPUT, axes_of, solved_shape
 def narrow(x: TensorLike, start: int, stop: int | None = None, *, axis: Any = LAST_OUTPUT, step: int = 1) -> Tensor:
     """Keep cells ``start:stop:step`` of one axis (NumPy's meaning of negative bounds)."""
     tensor = lift(x)
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+    if not is_integer(step, 1):
         raise ShapeError(f"narrow: expected a step of at least 1, got {step!r} ({user_source().quoted()})")
     kind, position = one_axis(tensor, axis, "narrow")
     shape = solved_shape(tensor)
@@ -40,7 +41,7 @@ def narrow(x: TensorLike, start: int, stop: int | None = None, *, axis: Any = LA
             f"narrow: {tensor.label!r} of shape {shape} has no {kind} axis {position} ({user_source().quoted()})"
         )
     size = row[position].size
-    first, last, _ = slice(start, stop, step).indices(size)
+    first, last, step = slice(start, stop, step).indices(size)
     count = max(0, -(-(last - first) // step))
     term = Sliced("kept", first, count, step)
     names = tuple(Name(f"axis{at}") for at in range(position if position >= 0 else -position - 1))
@@ -142,7 +143,7 @@ def positions(x: TensorLike, axis: Any = ("batch", -1)) -> Tensor:
 
 def one_hot(ids: TensorLike, n: int) -> Tensor:
     """1 at position ``ids`` of a new last output axis of size n, else 0; ids out of range give zeros."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if not is_integer(n, 1):
         raise ShapeError(f"one_hot: expected a number of classes >= 1, got {n!r} ({user_source().quoted()})")
     where = check_ids(lift(ids), "one_hot")
     names = _id_axes(where)
@@ -156,7 +157,7 @@ def one_hot(ids: TensorLike, n: int) -> Tensor:
         lambda a: Apply("eq", (IterValue("class"), a)),
         slots=(Slot.INDEX,),
         rule=None,
-        sizes={"class": n},
+        sizes={"class": int(n)},
         top_down=True,
         text=f"one_hot({where.label}, {n})",
     )

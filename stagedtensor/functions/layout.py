@@ -10,6 +10,7 @@ from typing import Any
 
 from stagedtensor.dims import RowKind
 from stagedtensor.errors import ShapeError
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.specs import Affine, AxisTerm, Gathered, Name, RowSpec, ShapeSpec, Spec, with_row
 from stagedtensor.statements import Apply, IterValue, NumberLiteral, Slot
@@ -80,10 +81,12 @@ def split(x: TensorLike, sizes: int | Sequence[int], axis: Any = LAST_OUTPUT) ->
     """Cut one axis into parts of the given sizes, or of one size (the last part may be smaller, as in PyTorch)."""
     tensor = lift(x)
     _, at, row = _located(tensor, axis, "split")
-    if isinstance(sizes, int):
-        if isinstance(sizes, bool) or sizes < 1:
-            raise ShapeError(f"split: expected a size of at least 1, got {sizes!r} ({user_source().quoted()})")
-        sizes = [min(sizes, row[at] - start) for start in range(0, row[at], sizes)]
+    if is_integer(sizes, 1):
+        sizes = [min(int(sizes), row[at] - start) for start in range(0, row[at], sizes)]
+    if not isinstance(sizes, Sequence) or not all(is_integer(size) for size in sizes):
+        raise ShapeError(
+            f"split: expected a size of at least 1 or a list of sizes, got {sizes!r} ({user_source().quoted()})"
+        )
     if sum(sizes) != row[at] or min(sizes, default=1) < 1:
         raise ShapeError(
             f"split: sizes {list(sizes)} do not sum to the {row[at]} cells of axis {axis!r} of {tensor.label!r} "
@@ -138,8 +141,9 @@ def unfold(x: TensorLike, size: int, step: int = 1, axis: Any = LAST_OUTPUT) -> 
     tensor = lift(x)
     kind, at, sizes = _located(tensor, axis, "unfold")
     for name, value in (("size", size), ("step", step)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_integer(value, 1):
             raise ShapeError(f"unfold: expected a {name} of at least 1, got {value!r} ({user_source().quoted()})")
+    size, step = int(size), int(step)
     if size > sizes[at]:
         raise ShapeError(
             f"unfold: windows of {size} cells do not fit into the {sizes[at]} of axis {axis!r} of {tensor.label!r} "

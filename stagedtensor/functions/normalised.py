@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from stagedtensor.composite import composite
+from stagedtensor.settings import is_number
 from stagedtensor.source import user_source
 from stagedtensor.specs import Spec
 from stagedtensor.statements import Access, Apply, Expr, NumberLiteral
@@ -178,6 +179,6 @@ def _optional(value: TensorLike | None) -> Tensor | None:
 
 
 def _check_eps(eps: float) -> float:
-    if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0):
+    if not (is_number(eps) and math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps: expected a finite number >= 0, got {eps!r} ({user_source().quoted()})")
     return float(eps)

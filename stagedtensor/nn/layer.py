@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from stagedtensor.errors import ShapeError
+from stagedtensor.settings import is_integer
 from stagedtensor.source import user_source
 from stagedtensor.tensor import Tensor
 
@@ -22,7 +21,7 @@ def whole(value: Any, what: str, least: int = 1) -> int:
     """Return a setting that is a whole number of at least ``least``; raises ShapeError, TypeError for a tensor."""
     if isinstance(value, Tensor):  # the block that was called says what to do
         raise TypeError(f"{what}: expected an integer of at least {least}, got {value!r}")
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if not is_integer(value, least):
         raise ShapeError(f"{what}: expected an integer of at least {least}, got {value!r} ({user_source().quoted()})")
     return int(value)
 

@@ -16,6 +16,7 @@ from stagedtensor.node import ancestors
 from stagedtensor.precision import f32, join
 from stagedtensor.program import Comp, comment, sequence
 from stagedtensor.session import current_session
+from stagedtensor.settings import is_number
 from stagedtensor.source import user_source
 from stagedtensor.specs import Spec
 from stagedtensor.statements import Access, Apply, DimValue, Expr, NumberLiteral, Slot
@@ -130,7 +131,7 @@ def batch_norm(*, eps: float = 1e-5, momentum: float = 0.1) -> Layer:
     :func:`update_running` of the training loss moves by ``momentum``. All are parameters of both results.
     """
     for name, value in (("eps", eps), ("momentum", momentum)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        if not is_number(value) or not 0.0 <= value <= 1.0:
             raise ValueError(f"batch_norm: {name} is a number from 0 to 1, not {value!r} ({user_source().quoted()})")
     g, b = _gain_and_bias()
     assert b is not None
@@ -139,7 +140,7 @@ def batch_norm(*, eps: float = 1e-5, momentum: float = 0.1) -> Layer:
         param("running_mean", output=[None], init=0.0, prec=prec, trainable=False),
         param("running_var", output=[None], init=1.0, prec=prec, trainable=False),
     )
-    return lambda x, *, training=True: _batch_norm(x, g, b, running, eps, momentum, training)
+    return lambda x, *, training=True: _batch_norm(x, g, b, running, float(eps), float(momentum), training)
 
 
 def update_running(*results: Tensor) -> Comp:
