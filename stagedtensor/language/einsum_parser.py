@@ -6,7 +6,6 @@ can be said without shapes. Faults are ``SpecError`` with a caret. Sizes and sha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ from stagedtensor.specs import Affine, Anonymous, AxisTerm, Concat, Name, Positi
 from stagedtensor.statement_text import term_text, variable_text
 
 from .caret import near, spec_error
-from .grammar import is_token, offset_of, parse
+from .grammar import advice_on, is_token, offset_of, parse
 
 if TYPE_CHECKING:
     from lark import Token
@@ -96,7 +95,7 @@ def _parse_cached(text: str, n_operands: int | None, sized: frozenset[str], resu
     if "=>" not in text:
         return _numpy_spec(text, n_operands, sized, result_exists)
     names = any(mark in text for mark in ",*+^")
-    tree = parse("einsum", "name_spec" if names else "letter_spec", text, what=WHAT, words=_WORDS, advice=_advice)
+    tree = parse("einsum", "name_spec" if names else "letter_spec", text, what=WHAT, words=_WORDS, advice=_ADVICE)
     reader = _Reader(text)
     shapes = [reader.shape(part) for part in tree.children if not is_token(part)]  # type: ignore[arg-type]
     operands, result = shapes[:-1], shapes[-1]
@@ -339,7 +338,7 @@ def _numpy_spec(text: str, n_operands: int | None, sized: frozenset[str], result
                 expected="'=>' before the result",
                 advice="'->' parts the input row from the output row; NumPy specs have ',' and '->' alone",
             )
-    tree = parse("einsum", "numpy_spec", text, what=WHAT, words=_WORDS, advice=_advice)
+    tree = parse("einsum", "numpy_spec", text, what=WHAT, words=_WORDS, advice=_ADVICE)
     reader = _Reader(text)
     operands: list[_Shape] = []
     result: _Shape | None = None
@@ -388,12 +387,4 @@ _MISTAKES: tuple[tuple[str, str], ...] = (
     (r"-(?!>)", "a convolution axis is a sum: stride*o + dilation*k"),
     (r",\s*(,|;|\||->|=>|$)|(^|;|\||->|=>)\s*,", "a comma stands between two names"),
 )
-
-
-def _advice(text: str, offset: int) -> str:
-    """Return a sentence on the typical mistake that shows nearest to ``offset``, if any."""
-    for pattern, sentence in _MISTAKES:
-        for found in re.finditer(pattern, text):
-            if found.start() - 1 <= offset <= found.end():
-                return sentence
-    return ""
+_ADVICE = advice_on(_MISTAKES)

@@ -6,7 +6,8 @@ meaning of a tree is for the callers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +22,19 @@ if TYPE_CHECKING:  # lark takes a while to import; a program without textual spe
 
 Advice: TypeAlias = Callable[[str, int], str]
 """Maps a text and the offset of a syntax error to a sentence about a typical mistake, or to an empty string."""
+
+
+def advice_on(mistakes: Sequence[tuple[str, str]], otherwise: str = "") -> Advice:
+    """Return the advice that knows ``mistakes``, pairs of a pattern and a sentence: that on the first one at the error."""
+
+    def advice(text: str, offset: int) -> str:
+        for pattern, sentence in mistakes:
+            for found in re.finditer(pattern, text):
+                if found.start() - 1 <= offset <= found.end():
+                    return sentence
+        return otherwise
+
+    return advice
 
 
 @cache

@@ -16,7 +16,7 @@ from stagedtensor.statement_text import WRITE_SYMBOLS
 from stagedtensor.statements import WriteOp
 
 from .caret import spec_error
-from .grammar import is_token, offset_of, parse
+from .grammar import advice_on, is_token, offset_of, parse
 
 if TYPE_CHECKING:
     from lark import Token
@@ -129,7 +129,7 @@ _DEEPEST = 150
 
 @lru_cache(maxsize=256)
 def _parse_cached(text: str) -> tuple[Assignment, ...]:
-    tree = parse("statement", "start", text, what=WHAT, words=_WORDS, advice=_advice)
+    tree = parse("statement", "start", text, what=WHAT, words=_WORDS, advice=_ADVICE)
     made = tuple(_assignment(part, text) for part in tree.children if not is_token(part))  # type: ignore[arg-type]
     if not made:
         raise spec_error(text, 0, "no statement", what=WHAT, expected="target, operator, expression", advice=_FORM)
@@ -235,12 +235,4 @@ _MISTAKES: tuple[tuple[str, str], ...] = (
     (r"\.\s*(?!grad\b)[A-Za-z_]\w*", "of a name only its gradient can be taken: p.grad"),
     (r"\[", 'indices are written as an index map: ~logic:"ij;jk=>ik"'),
 )
-
-
-def _advice(text: str, offset: int) -> str:
-    """Return a sentence on the typical mistake that shows nearest to ``offset``, else the form of a statement."""
-    for pattern, sentence in _MISTAKES:
-        for found in re.finditer(pattern, text):
-            if found.start() - 1 <= offset <= found.end():
-                return sentence
-    return _FORM
+_ADVICE = advice_on(_MISTAKES, _FORM)
