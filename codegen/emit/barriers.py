@@ -7,6 +7,7 @@ touches only bytes that its own part of the earlier kernel touched.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,32 +41,64 @@ class _Access:
 
 def barriers_before(module: Module, plan: MemoryPlan) -> tuple[bool, ...]:
     """Return for each kernel of ``module`` whether all threads must meet before it."""
-    pending: list[_Access] = []
+    pending = _Pending()
     waits: list[bool] = []
     for kernel in module.kernels:
         new = list(_accesses(kernel, plan))
-        wait = any(_conflict(old, access) for old in pending for access in new)
+        wait = any(_conflict(old, access) for access in new for old in pending.touching(access))
         waits.append(wait)
-        pending = new if wait else pending + new
+        if wait:
+            pending = _Pending()
+        for access in new:
+            pending.add(access)
     return tuple(waits)
 
 
+class _Pending:
+    """The accesses since the last barrier, found by what they touch: there may be thousands, few of the same bytes."""
+
+    def __init__(self) -> None:
+        self._of_buffers: dict[Buffer, dict[tuple[bool, bool, Owner], _Access]] = {}
+        self._in_arena: list[_Access] = []
+        """In the order of their starts."""
+        self._longest = 0
+
+    def add(self, access: _Access) -> None:
+        """Take an access, if there is none like it."""
+        alike = self._of_buffers.setdefault(access.buffer, {})
+        kind = (access.writes, access.parallel, access.owner)
+        if kind in alike:
+            return
+        alike[kind] = access
+        if access.start is not None:
+            insort_right(self._in_arena, access, key=_start)
+            self._longest = max(self._longest, access.end - access.start)
+
+    def touching(self, new: _Access) -> Iterator[_Access]:
+        """Yield the accesses to bytes that ``new`` touches."""
+        yield from self._of_buffers.get(new.buffer, {}).values()
+        if new.start is None:
+            return
+        first = bisect_right(self._in_arena, new.start - self._longest, key=_start)
+        last = bisect_left(self._in_arena, new.end, key=_start)
+        for old in self._in_arena[first:last]:
+            if old.buffer is not new.buffer and old.end > new.start:
+                yield old
+
+
+def _start(access: _Access) -> int:
+    return access.start or 0
+
+
 def _conflict(old: _Access, new: _Access) -> bool:
-    if not (old.writes or new.writes) or not _overlap(old, new):
+    """Whether threads must meet between two accesses to the same bytes."""
+    if not (old.writes or new.writes):
         return False
     if not old.parallel and not new.parallel:
         return False
     same_cells = old.buffer is new.buffer or (old.start is not None and old.start == new.start)
     owned = old.owner is not None and old.owner == new.owner and old.buffer.type.bytes == new.buffer.type.bytes
     return not (same_cells and owned)
-
-
-def _overlap(old: _Access, new: _Access) -> bool:
-    if old.buffer is new.buffer:
-        return True
-    if old.start is None or new.start is None:
-        return False
-    return old.start < new.end and new.start < old.end
 
 
 def _accesses(kernel: Proc, plan: MemoryPlan) -> Iterator[_Access]:

@@ -6,8 +6,10 @@ that is computed cell by cell from the last use of a same-sized buffer takes its
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from stagedtensor.codegen.affine import flat_index
 from stagedtensor.codegen.loop_ir import Alloc, Buffer, Load, Module, Proc, Stmt, Store, walk
@@ -57,36 +59,35 @@ def plan_memory(module: Module) -> MemoryPlan:
         for leader, members in groups.items()
     }
     order = {buffer: place for place, buffer in enumerate(ranges)}
+    rooms = {buffer: -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in ranges}
     offsets: dict[Buffer, int] = {}
-    placed: list[Buffer] = []
+    placed: list[_Placed] = []
     # Large ones first, each at the lowest gap: within a few percent of the best for graphs of this kind.
-    for leader in sorted(groups, key=lambda item: (-_room(item), order[item])):
-        offset = _lowest_gap(leader, spans, offsets, placed)
-        placed.append(leader)
+    for leader in sorted(groups, key=lambda item: (-rooms[item], order[item])):
+        offset = _lowest_gap(rooms[leader], spans[leader], placed)
+        insort(placed, (offset, offset + rooms[leader], *spans[leader]))
         for member in groups[leader]:
             offsets[member] = offset
     placements = tuple(
         Placement(buffer, buffer.nbytes, *ranges[buffer], offsets[buffer], in_place.get(buffer)) for buffer in ranges
     )
-    peak = max((offsets[buffer] + _room(buffer) for buffer in ranges), default=0)
-    total = sum(_room(buffer) for buffer in ranges)
-    return MemoryPlan(placements, peak, total, offsets)
+    peak = max((offsets[buffer] + rooms[buffer] for buffer in ranges), default=0)
+    return MemoryPlan(placements, peak, sum(rooms.values()), offsets)
 
 
-def _room(buffer: Buffer) -> int:
-    return -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+_Placed: TypeAlias = tuple[int, int, int, int]
+"""The bytes that a group of buffers lies in, start and end, and the first and last kernel that touches them."""
 
 
-def _lowest_gap(
-    leader: Buffer, spans: dict[Buffer, tuple[int, int]], offsets: dict[Buffer, int], placed: list[Buffer]
-) -> int:
-    first, last = spans[leader]
-    together = [other for other in placed if spans[other][0] <= last and first <= spans[other][1]]
+def _lowest_gap(room: int, span: tuple[int, int], placed: list[_Placed]) -> int:
+    """Return the lowest offset for ``room`` bytes; ``placed`` is in the order of starts."""
+    first, last = span
     offset = 0
-    for other in sorted(together, key=lambda item: offsets[item]):
-        if offset + _room(leader) <= offsets[other]:
-            break
-        offset = max(offset, offsets[other] + _room(other))
+    for start, end, other_first, other_last in placed:
+        if other_first <= last and first <= other_last:
+            if offset + room <= start:
+                break
+            offset = max(offset, end)
     return offset
 
 
