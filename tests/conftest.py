@@ -1,4 +1,4 @@
-"""Fixtures of all tests: ``golden`` compares a text with a file that ``--update-golden`` rewrites."""
+"""Fixtures of all tests: a ``session``; ``golden`` compares a text with a file that ``--update-golden`` rewrites."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import difflib
 import getpass
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from stagedtensor.session import Session
 
 _FOLDER = Path(__file__).parent / "golden"
 
@@ -29,6 +31,13 @@ def _no_cached_code_of_a_changed_generator(request: pytest.FixtureRequest) -> No
     if "monkeypatch" in request.fixturenames:
         monkeypatch = request.getfixturevalue("monkeypatch")
         monkeypatch.setattr("stagedtensor.runtime.cpu.generator_version", lambda: None)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session of the test's own; a module whose tests all want one says ``pytest.mark.usefixtures``."""
+    with Session() as opened:
+        yield opened
 
 
 @pytest.fixture

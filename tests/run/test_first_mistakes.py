@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,7 @@ import stagedtensor as st
 from stagedtensor import nn
 from stagedtensor.errors import ContextError, LanguageError, ShapeError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def test_computations_print_different_tensors_by_different_names() -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import stagedtensor as st
 from stagedtensor.errors import LanguageError
 
+pytestmark = pytest.mark.usefixtures("session")
+
 Layer = Callable[[st.Tensor], st.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
 
 
 @st.block

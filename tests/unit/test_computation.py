@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,9 @@ from stagedtensor.statements import Access, Apply, NumberLiteral, Stage, Stateme
 from stagedtensor.tensor import Tensor
 from stagedtensor.terminals import cell, state
 
+pytestmark = pytest.mark.usefixtures("session")
+
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
 
 
 def store(name: str, values: Any, **options: Any) -> Tensor:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import stagedtensor as st
 from stagedtensor.errors import LanguageError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def x() -> st.Tensor:

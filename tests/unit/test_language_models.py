@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,9 @@ import pytest
 import stagedtensor as st
 from stagedtensor.errors import LanguageError
 
+pytestmark = pytest.mark.usefixtures("session")
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp.st"
-
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
 
 
 def x(*output: int, batch: int = 2) -> st.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,7 @@ import stagedtensor as st
 from stagedtensor import nn
 from stagedtensor.errors import ShapeError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    with st.Session():
-        yield
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def x() -> st.Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stagedtensor.session import Session
 from stagedtensor.shapes import solve_shapes
 from stagedtensor.shapes.projections import (
     DimProduct,
@@ -56,11 +54,7 @@ from tests.oracles.points import run
 
 from .projecting import check, evaluate, values, vector_jacobian
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[Session]:
-    with Session() as opened:
-        yield opened
+pytestmark = pytest.mark.usefixtures("session")
 
 
 # -- pointwise and contraction ------------------------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from stagedtensor.dims import DynamicDim
-from stagedtensor.session import Session
 from stagedtensor.shapes import solve_shapes
 from stagedtensor.shapes.projections import (
     DimProduct,
@@ -51,11 +48,7 @@ from tests.oracles.points import run
 
 from .projecting import Array, check, evaluate, values, vector_jacobian
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[Session]:
-    with Session() as opened:
-        yield opened
+pytestmark = pytest.mark.usefixtures("session")
 
 
 # -- convolution --------------------------------------------------------------------------------------------------
