@@ -17,6 +17,7 @@ from stagedtensor.codegen.loop_ir import (
     Const,
     Expr,
     Fma,
+    IteratorKind,
     Load,
     Proc,
     Store,
@@ -31,8 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ZERO = Const(0.0, f32)
 
 
-def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
-    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
+def iterator(hint: str, extent: int, kind: IteratorKind = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)
 
 
 def at(*items: BlockIterator) -> tuple[Expr, ...]:

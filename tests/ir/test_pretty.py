@@ -44,15 +44,13 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.pretty import pretty
 from stagedtensor.precision import bf16, bool_, f32, f64, i32, i64
 
+from .interpreting import iterator
+
 A, B, C = (Var(Symbol(hint, f32)) for hint in "abc")
 
 
 def op(name: str, *args: Expr) -> Apply:
     return Apply(name, args, args[-1].type)
-
-
-def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
-    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
 
 
 def matmul() -> Proc:

@@ -18,6 +18,7 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     For,
     If,
+    IteratorKind,
     Let,
     Load,
     Proc,
@@ -50,8 +51,8 @@ N = Symbol("n", i64)
 ZERO = Const(0.0, f32)
 
 
-def iterator(hint: str, kind: str = "data") -> BlockIterator:
-    return BlockIterator(Symbol(hint, i64), index(8), 8, kind)  # type: ignore[arg-type]
+def iterator(hint: str, kind: IteratorKind = "data") -> BlockIterator:
+    return BlockIterator(Symbol(hint, i64), index(8), 8, kind)
 
 
 def everything() -> tuple[Stmt, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,8 @@ from stagedtensor.codegen.verify_expr import RULES
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, bf16, bool_, f16, f32, i32, i64, u32
 
+from .interpreting import iterator
+
 X = Buffer("x", f32, (10,))
 Y = Buffer("y", f32, (10,))
 HALF = Buffer("half", bf16, (10,))
@@ -53,10 +56,6 @@ IDS = Buffer("ids", i32, (10,))
 COUNT = Symbol("n", i64)
 ONE = Const(1.0, f32)
 ZERO = Const(0.0, f32)
-
-
-def iterator(hint: str, extent: int, kind: str = "data") -> BlockIterator:
-    return BlockIterator(Symbol(hint, i64), index(extent), extent, kind)  # type: ignore[arg-type]
 
 
 def op(name: str, *args: Expr, type_: Prec | None = None) -> Apply:
@@ -104,9 +103,9 @@ def scatter(*, accumulators: tuple[Accumulator, ...] = (), is_scatter: bool = Tr
     return Proc("p", (X, Y, IDS), (Block("scatter", (k,), (store,), accumulators, scatter=is_scatter),))
 
 
-def callee(**changes: object) -> Proc:
+def callee(**changes: Any) -> Proc:
     param, count = Buffer("param", f32, (10,)), Symbol("m", i64)
-    return replace(Proc("inner", (param,), (Store(param, (index(0),), ONE),), (count,)), **changes)  # type: ignore[arg-type]
+    return replace(Proc("inner", (param,), (Store(param, (index(0),), ONE),), (count,)), **changes)
 
 
 def variable(use: Callable[[Symbol], tuple[Stmt, ...]], type_: Prec = f32) -> Proc:
