@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import stagedtensor as st
@@ -15,6 +13,9 @@ from stagedtensor.codegen.loop_ir import Apply, Buffer, Cast, Const, Expr, Load,
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.encodings import PACKED_ENCODINGS, Encoded
 from stagedtensor.precision import f32, i32, i64, u8, u32
+from stagedtensor.runtime.target import TARGETS
+
+from .texts import text_for
 
 LANE, ROW = Symbol("i_lane", i64), Symbol("i_row", i64)
 CELLS, STEPS = Buffer("bytes", u8, (64,)), Buffer("steps", f32, (64,))
@@ -58,30 +59,25 @@ def test_bits_of_fields() -> None:
     assert possible_bits(Const(5, u32)) == 0xFFFFFFFF
 
 
-def kernel_of(name: str, folder: Path) -> str:
+def kernel_of(name: str) -> str:
     """Print the product of a weight of zeros with a vector."""
     encoding = next(item for item in PACKED_ENCODINGS if item.name == name)
     weight = Encoded((4, 512), st.f32, encoding, bytes(4 * 512 // encoding.elements * encoding.nbytes))
-    try:
-        ctx = st.Context("cpu", target="avx512", threads=1, cache_dir=folder)
-    except st.errors.ContextError:
-        pytest.skip("the routine's target runs elsewhere")
-    with ctx:
-        x = st.placeholder("x", output=[512])
-        ctx.set_values(x, np.ones(512, np.float32))
-        source = ctx.compile(st.constant(weight) @ x).source
-    return source[source.index("// schedule") : source.index("void forward")]
+    with st.Session():
+        product = st.constant(weight) @ st.placeholder("x", output=[512])
+        source = text_for(st.forward(product), TARGETS["avx512"], [product])[0].text
+    return source[source.index("// schedule") : source.index("void step")]
 
 
-def test_a_product_with_an_encoded_weight(golden: Callable[[str], None], tmp_path: Path) -> None:
-    kernel = kernel_of("Q4_K", tmp_path)
+def test_a_product_with_an_encoded_weight(golden: Callable[[str], None]) -> None:
+    kernel = kernel_of("Q4_K")
     assert kernel.count("st_among_vf32") == 2 * 16 // 2
     assert kernel.count("st_stream_u8_vi32") == 3, "one line to come is asked for beside each line of a block"
     golden(kernel)
 
 
 @pytest.mark.parametrize("name", [encoding.name for encoding in ROW_ENCODINGS if encoding.name != "TQ1_0"])
-def test_blocks_are_decoded_in_vectors(name: str, tmp_path: Path) -> None:
-    kernel = kernel_of(name, tmp_path)
+def test_blocks_are_decoded_in_vectors(name: str) -> None:
+    kernel = kernel_of(name)
     assert "st_fma_vf32" in kernel
     assert "st_fma_f32" not in kernel

@@ -12,14 +12,10 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor import nn
-from stagedtensor.node import Node
-from stagedtensor.program import solve_program
-from stagedtensor.runtime import linking
-from stagedtensor.runtime.cpu_code import CpuCode
-from stagedtensor.runtime.cpu_generation import generate_cpu
 from stagedtensor.runtime.target import TARGETS
 
 from . import aarch64
+from .texts import text_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,15 +32,6 @@ def training(prec: str) -> tuple[st.Tensor, st.Comp, st.Tensor]:
     if prec != "f32":
         st.PrecisionPolicy(activation=prec, grad=prec).apply(loss)
     return loss, st.sequence(st.grad_update(loss), st.sgd_update(loss, 0.05, momentum=0.9)), x
-
-
-def code(comp: st.Comp, target: str) -> tuple[CpuCode, list[Node]]:
-    """The text for a target and the nodes of its frame."""
-    numbers: dict[Node, int] = {}
-    program = linking.for_codegen(solve_program(comp, "step", keep=frozenset()), frozenset())
-    generated = generate_cpu(program, TARGETS[target], st.Numerics(), numbers, fusion=True, check=False)
-    nodes = list(numbers)
-    return generated, [nodes[number] for number in generated.external]
 
 
 @pytest.mark.parametrize("prec", ["f32", "bf16", "f16"])
@@ -64,7 +51,7 @@ def test_every_targets_text_compiles(
 ) -> None:
     with st.Session():
         _, comp, _ = training(prec)
-        text = code(comp, target)[0].text
+        text = text_for(comp, TARGETS[target])[0].text
     made = aarch64.compiled(text, tmp_path, *flags, target=triple)
     assert made.stat().st_size > 0
     assert ("st_tile_multiply_bf16" in text) == (target == "avx512+amx" and prec == "bf16")
@@ -80,7 +67,7 @@ def test_aarch64_gives_the_bits_of_x86_64(prec: str, tmp_path: Path) -> None:
         ctx.init_params(loss, seed=3)
         ctx.set_values(x, np.random.default_rng(0).standard_normal((2, 24, 32)))
         routine = ctx.compile(comp, name="step")
-        generated, nodes = code(comp, "aarch64")
+        generated, nodes = text_for(comp, TARGETS["aarch64"])
         held = ctx._store.stored
         frame = [held[node].buffer.tobytes() for node in nodes]
         arena = bytes(generated.arena_bytes + generated.thread_bytes + 128)

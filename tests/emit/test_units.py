@@ -12,12 +12,13 @@ import stagedtensor as st
 from stagedtensor.codegen.emit import units as splitting
 from stagedtensor.codegen.emit.units import units
 from stagedtensor.errors import CompileError
-from stagedtensor.program import solve_program
-from stagedtensor.runtime import cpu, linking
+from stagedtensor.runtime import cpu
 from stagedtensor.runtime.compiler import compile_shared, find_compiler
 from stagedtensor.runtime.cpu_code import CpuCode
-from stagedtensor.runtime.cpu_generation import generate_cpu, translation_units
+from stagedtensor.runtime.cpu_generation import translation_units
 from stagedtensor.runtime.target import TARGETS, Target, detect
+
+from .texts import text_for
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,7 @@ def training_step() -> tuple[st.Tensor, st.Comp]:
 
 def code(target: Target) -> CpuCode:
     with st.Session():
-        program = linking.for_codegen(solve_program(training_step()[1], "step"), frozenset())
-        return generate_cpu(program, target, st.Numerics(), {}, fusion=True, check=False)
+        return text_for(training_step()[1], target)[0]
 
 
 def test_every_kernel_is_in_one_unit_and_declared_in_all() -> None:
