@@ -84,8 +84,8 @@ def _scalars(symbols: tuple[Symbol, ...], given: Mapping[Symbol, int], where: st
     return {symbol: np.asarray(given[symbol], symbol.type.numpy_dtype) for symbol in symbols}
 
 
-#: Procs are compared by identity, and a prepared one is worth keeping: a training loop runs it many times.
 _prepared: weakref.WeakKeyDictionary[Proc, Action] = weakref.WeakKeyDictionary()
+"""Procs are compared by identity, and a prepared one is worth keeping: a training loop runs it many times."""
 
 
 def _run(proc: Proc, memory: dict[Buffer, Array], values: dict[Symbol, Array]) -> None:

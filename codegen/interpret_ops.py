@@ -24,11 +24,11 @@ from stagedtensor.precision import Prec, f32, f64
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-#: What the prelude calls the ops whose meaning it defines, where the name is not the op's own.
 _PRELUDE_NAMES = {"floordiv": "floordiv", "mod": "floormod", "pow": "pow"}
+"""What the prelude calls the ops whose meaning it defines, where the name is not the op's own."""
 
-#: Ops that leave an integer as it is (NumPy would answer in f64).
 _INTEGRAL = ("floor", "ceil", "round", "trunc")
+"""Ops that leave an integer as it is (NumPy would answer in f64)."""
 
 _DOUBLE = struct.Struct("=d")
 _BITS = struct.Struct("=q")

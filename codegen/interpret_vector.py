@@ -33,8 +33,8 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.rewrite import symbols_of
 
-#: Cells evaluated ahead of the accumulators at a time; bounds the memory of a reduction, never changes its result.
 _AHEAD = 1 << 16
+"""Cells evaluated ahead of the accumulators at a time; bounds the memory of a reduction, never changes its result."""
 
 
 @dataclass(frozen=True)

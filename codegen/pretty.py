@@ -58,7 +58,6 @@ from stagedtensor.op_table import OPS
 from stagedtensor.precision import bool_, f32, i64
 
 _INDENT = "  "
-#: How tightly the infix ops bind; a call or a name binds tightest.
 _BINDING = {
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), 1),
     **dict.fromkeys(("add", "sub"), 2),
@@ -66,6 +65,7 @@ _BINDING = {
     "neg": 4,
     "pow": 5,
 }
+"""How tightly the infix ops bind; a call or a name binds tightest."""
 _ATOM = 9
 
 

@@ -45,8 +45,8 @@ from stagedtensor.codegen.verify_expr import BrokenRuleError, Scope, check_expr,
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import Prec, i64
 
-#: How blocks' partial states may merge.
 _COMBINES = ("", "add", "mul", "max", "min")
+"""How blocks' partial states may merge."""
 
 
 def verify(x: Proc | Module, *, native: frozenset[Prec] = frozenset()) -> None:

@@ -13,9 +13,11 @@ from typing import Any, Final, Self
 from stagedtensor.precision import Prec, f16, f32
 from stagedtensor.source import user_source
 
-#: Which narrow formats a back end truly computes in by itself; a back end that is not listed has none. None has any yet:
-#: on GPUs, too, narrow operands are widened in registers, which costs nothing where memory is what limits.
 NATIVE_NARROW: Final[dict[str, frozenset[Prec]]] = {}
+"""Which narrow formats a back end truly computes in by itself; a back end that is not listed has none.
+
+None has any yet: on GPUs, too, narrow operands are widened in registers, which costs nothing where memory is what limits.
+"""
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {"narrow_compute": ("f32", "native"), "accumulate": ("f32", "storage")}
 

@@ -181,8 +181,8 @@ u32: Final = _integer(32, signed=False, cuda_type="unsigned int")
 u16: Final = _integer(16, signed=False, cuda_type="unsigned short")
 u8: Final = _integer(8, signed=False, cuda_type="unsigned char", aliases=("byte",))
 bool_: Final = _word("bool", 8, 1, np.bool_, "uint8_t", "bool", "bool_")
-#: Counter-based generator state: a host array of it is uint32 with an extra last axis of 4.
 u4x32: Final = _word("u4x32", 128, 0, np.uint32, "u4x32_t", "uint4")
+"""Counter-based generator state: a host array of it is uint32 with an extra last axis of 4."""
 
 FLOATS: Final = (f64, f32, f16, bf16, f8e5m2, f8e4m3)
 INTEGERS: Final = (i64, i32, i16, i8, u64, u32, u16, u8)
