@@ -59,9 +59,7 @@ class Row:
 
 @dataclass
 class Results:
-    """Everything that one run found: the machine, its peaks by number of threads, rows, profiles by ratio key, costs of
-    calls.
-    """
+    """Everything that one run found: the machine, peaks by number of threads, rows, profiles by ratio key, costs of calls."""
 
     machine: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)

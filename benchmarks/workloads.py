@@ -256,9 +256,7 @@ def start(workload: Workload, seed: int = 0) -> Start:
 
 
 def joined_projections(workload: Workload, begin: Start) -> dict[str, Array]:
-    """Return the starting parameters with query, key and value of a layer as one product (``qkv``), as other arms write
-    it.
-    """
+    """Return the starting parameters with query, key and value of a layer as one product (``qkv``), as other arms do."""
     found = dict(begin.parameters)
     if isinstance(workload, Gpt):
         for at in range(workload.layers):

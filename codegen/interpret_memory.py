@@ -58,9 +58,7 @@ def flat_cells(array: Array, buffer: Buffer) -> Array:
 
 
 def fresh_memory(buffer: Buffer) -> Array:
-    """Return memory that nothing was written to: cells are NaN (floats) or the greatest value (integers), pads are
-    filled.
-    """
+    """Return memory nothing was written to: NaN (floats) or the greatest value (integers) in cells, its pads filled."""
     dtype = buffer.type.numpy_dtype
     if buffer.type is u4x32:
         return np.full((buffer.size, 4), np.iinfo(dtype).max, dtype)

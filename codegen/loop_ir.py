@@ -360,9 +360,7 @@ class Block:
 
 @piece(frozen=True)
 class For:
-    """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial
-    states.
-    """
+    """A loop. ``vector``: iterations are independent and adjacent in memory. ``lane``: a fixed number of partial states."""
 
     iterator: BlockIterator
     body: tuple[Stmt, ...]

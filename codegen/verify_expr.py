@@ -267,9 +267,7 @@ def check_store(store: Store, scope: Scope) -> None:
 
 
 def check_store_flags(store: Store, scope: Scope) -> None:
-    """Rule store-flags: the last conversion before the store is the buffer's own; a value without one has nothing to
-    flush.
-    """
+    """Rule store-flags: the last conversion before the store is the buffer's own; without one there is nothing to flush."""
     buffer, value = store.buffer, store.value
     while isinstance(value, Var) and value.symbol in scope.values:
         value = scope.values[value.symbol]

@@ -61,9 +61,7 @@ def _functions(emitted: CSource) -> tuple[Function, ...]:
 
 
 def translation_units(code: CpuCode, wanted: int) -> tuple[Unit, ...]:
-    """Return the source in at most ``wanted`` parts and the routine, to be compiled side by side; none where it is
-    short.
-    """
+    """Return the source in at most ``wanted`` parts and the routine, to be compiled side by side; none where it is short."""
     found = units(code.text, [(item.first, item.last) for item in code.functions], wanted, file="routine.c")
     if found is None:
         return ()

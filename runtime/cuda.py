@@ -40,9 +40,7 @@ _OLDEST = (8, 0)
 
 
 def gpu_count() -> int:
-    """Return how many GPUs the driver shows; 0 without a driver. Asks the driver alone, so it is quick where there is
-    none.
-    """
+    """Return how many GPUs the driver shows; 0 without one. Asks the driver alone, so it is quick where there is none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -108,22 +108,16 @@ class Device(Protocol):
         """The device as messages call it."""
 
     def allocate(self, prec: Prec, cells: int) -> Any:
-        """Return zeroed memory for ``cells`` cells; MemoryError where there is too little, as from an executable's
-        ``bind``.
-        """
+        """Return zeroed memory for ``cells`` cells; MemoryError where there is too little, as from ``Executable.bind``."""
 
     def upload(self, buffer: Any, cells: Array) -> None:
         """Copy host cells (flat, the precision's numpy dtype) into a buffer."""
 
     def narrow(self, buffer: Any, cells: Array, prec: Prec, *, saturate: bool) -> bool:
-        """Round f32 host cells (one piece of memory) into a buffer of ``prec``; False, and nothing done, where it
-        cannot.
-        """
+        """Round f32 host cells (one piece of memory) into a buffer of ``prec``; False, and nothing done, where it can't."""
 
     def take(self, buffer: Any, values: object, dims: tuple[int, ...]) -> bool:
-        """Copy an array of ``dims`` that lies on the device, in the buffer's format; False, and nothing done, for
-        others.
-        """
+        """Copy an array of ``dims`` that lies on the device, in the buffer's format; False, and nothing done, for others."""
 
     def download(self, buffer: Any) -> Array:
         """Wait and return a fresh flat host copy, in the precision's numpy dtype."""

@@ -30,9 +30,7 @@ _ENDINGS = (".py", ".h", ".cuh", ".c")
 
 @functools.cache
 def generator_version() -> str | None:
-    """Return a digest of the generator's files, of NumPy's and of Python's version; None where files have changed
-    since.
-    """
+    """Return a digest of the generator's files, NumPy's and Python's version; None where files have changed since."""
     return version_of(_files(), loaded=_LOADED)
 
 

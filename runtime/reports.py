@@ -74,9 +74,7 @@ class MemoryReport:
 def too_little_memory(
     device: str, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine], held: Iterable[MemoryLine]
 ) -> ContextError:
-    """Return the error that ``what`` of ``nbytes`` bytes does not fit, naming the largest of its parts and of what is
-    held.
-    """
+    """Return the error that ``what`` of ``nbytes`` bytes does not fit, naming its largest parts and what is held."""
     lines = [f"{device} has too little memory for {what}: it takes {_size(nbytes)} ({error})"]
     for title, group in (("the largest of these", parts), ("the largest buffers that this context holds", held)):
         largest = sorted(group, key=lambda line: line.nbytes, reverse=True)[:_LARGEST]

@@ -146,9 +146,7 @@ class Store:
             ) from None
 
     def shortage(self, what: str, nbytes: int, error: MemoryError, parts: Iterable[MemoryLine] = ()) -> ContextError:
-        """Return the error for ``what``, which there is no memory for: the largest of its ``parts`` and of what is
-        held.
-        """
+        """Return the error for ``what``, which there is no memory for: its largest ``parts`` and what is held."""
         arenas = [MemoryLine(f"temporaries of routine {name!r}", "", "", size) for name, size in self.arenas.items()]
         return too_little_memory(self.device.name, what, nbytes, error, parts, [*self.lines(), *arenas])
 

@@ -53,9 +53,7 @@ def contents(store: Store, node: Node, shape: Shape, prec: Prec) -> Array:
 
 @dataclass
 class Trials:
-    """Alternating runs on scratch memory. ``contents`` gives a node's cells, ``allocate`` memory, ``scalars`` what is
-    bound.
-    """
+    """Alternating runs on scratch memory. ``contents`` gives a node's cells, ``allocate`` memory, ``scalars`` bindings."""
 
     contents: Callable[[Node], Array]
     allocate: Callable[[Array], Array]

@@ -52,9 +52,7 @@ def pack_rows(values: Array, encoding: Encoding) -> Bytes:
 
 
 def pack_ternary(values: Array) -> tuple[Bytes, np.float32]:
-    """Return 2-bit codes, four a byte, and their scale: the mean magnitude; a code is 0, 1 or 2 for -1, 0 or +1 times
-    it.
-    """
+    """Return 2-bit codes, four a byte, and their scale, the mean magnitude; a code is 0, 1 or 2 for -1, 0 or +1 times it."""
     flat = np.asarray(values, np.float32).reshape(-1)
     mean = np.abs(flat.astype(np.float64)).sum() / flat.size
     scale = np.float32(mean)

@@ -38,9 +38,7 @@ class _Tensor(ctypes.Structure):
 
 
 def narrow_from_dlpack(data: Any) -> np.ndarray[Any, Any]:
-    """Return a copy of an array of narrow floats; the capsule stays unread, so its own destructor gives the memory
-    back.
-    """
+    """Return a copy of an array of narrow floats; the capsule stays unread, so its own destructor frees the memory."""
     capsule = data.__dlpack__()
     tensor = _Tensor.from_address(_address(capsule))
     prec = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None

@@ -1,6 +1,4 @@
-"""Where in the user's code something was said: a textual model's line, else the nearest stack frame outside this
-package.
-"""
+"""Where in the user's code something was said: a textual model's line, else the nearest frame outside this package."""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ FLAT_GRAIN = 64
 
 
 def partition_grain(stmt: For) -> int:
-    """Return the unit in which the iterations of a parallel loop are dealt out: cells in a flat loop, else single
-    steps.
-    """
+    """Return the unit in which iterations of a parallel loop are dealt out: cells in a flat loop, else single steps."""
     inner = any(isinstance(part, For) for part in walk_stmts(stmt.body))
     return 1 if inner else FLAT_GRAIN
 

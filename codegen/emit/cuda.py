@@ -222,9 +222,7 @@ def _shared_bytes(proc: Proc) -> int:
 
 
 def _function(proc: Proc, name: str, plan: MemoryPlan, scalars: tuple[Symbol, ...], *, part: bool = False) -> _Printed:
-    """Print a kernel, or with ``part`` a function that does its work in ``blocks`` blocks, of which it is number
-    ``block``.
-    """
+    """Print a kernel, or with ``part`` a function that does its work in ``blocks`` blocks, of which it is ``block``."""
     launch = launch_of(proc)
     buffers = used_buffers(proc)
     common = cells_in_common(plan, proc, buffers)

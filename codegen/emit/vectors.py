@@ -66,9 +66,7 @@ _LARGE = 1 << 25
 
 
 def in_vectors(loop: For, bounds: Mapping[Symbol, int]) -> bool:
-    """Tell whether ``loop`` can and should be printed with vectors; ``bounds`` are the limits of loop variables in
-    scope.
-    """
+    """Tell whether ``loop`` can and should be printed with vectors; ``bounds`` limit the loop variables in scope."""
     if loop.kind not in ("lane", "vector", "parallel"):
         return False
     extent = constant(loop.iterator.extent)
@@ -448,9 +446,7 @@ class VectorPrinter:
 
 
 def pieces(loop: For) -> tuple[tuple[Expr, int], ...]:
-    """Return (start, iterations) of each vector of a short loop of lanes, which is written out; none for a loop that
-    stays one.
-    """
+    """Return (start, iterations) of each vector of a short loop of lanes, written out; none for one that stays a loop."""
     extent = constant(loop.iterator.extent)
     if loop.kind != "lane" or extent is None or extent > _MOST_UNROLLED * CELLS:
         return ()

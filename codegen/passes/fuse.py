@@ -47,9 +47,7 @@ def fuse(module: ir.Module) -> ir.Module:
 
 
 def _add(groups: list[Item], item: Item, readers: Readers) -> None:
-    """Merge ``item`` into a group: up to its place, or where something between holds it back, the group down to the
-    end.
-    """
+    """Merge ``item`` into a group: up to its place, or, held back by something between, the group down to its end."""
     held_back = False
     for position in range(len(groups) - 1, max(-1, len(groups) - 1 - REACH), -1):
         group = groups[position]

@@ -27,9 +27,7 @@ def parallel_loop(kernel: Proc) -> For | None:
 
 
 def owned_cells(kernel: Proc, buffer: Buffer) -> Ownership | None:
-    """Return how the iterations of the kernel's parallel loop divide ``buffer``: iteration i touches only its own
-    cells.
-    """
+    """Return how iterations of the kernel's parallel loop divide ``buffer``: each touches cells of its own only."""
     outer = parallel_loop(kernel)
     if outer is None or any(load.buffer is buffer for load in _loads(kernel.body, but=outer)):
         return None

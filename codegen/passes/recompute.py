@@ -32,9 +32,7 @@ LEAST_PEAK = 4 << 20
 SCARCE = 32 << 20
 """Bytes alive at once from which memory is worth more than a little."""
 LARGE = 2 << 20
-"""Bytes of a buffer from which more than a little work is spent: what is no larger is read back from a core's own
-cache.
-"""
+"""Bytes of a buffer from which more than a little work is spent: a smaller one is read back from a core's own cache."""
 LEAST_BYTES = 128 << 10
 """Bytes of a buffer that is worth a kernel."""
 LITTLE_WORK = 5

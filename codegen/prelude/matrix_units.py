@@ -28,9 +28,7 @@ def unit_names() -> frozenset[str]:
 
 
 def needs_of_units(names: Iterable[str]) -> set[str]:
-    """Return what the functions ``names`` call of the prelude proper; others than those on matrix units call nothing
-    here.
-    """
+    """Return what the functions ``names`` call of the prelude proper; those not on matrix units call nothing here."""
     return {needed for name in _with_needs(names) for needed in _sections()[name].needs} - unit_names()
 
 

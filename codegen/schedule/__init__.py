@@ -83,9 +83,7 @@ def _parts(module: Module, constants: Machine, slabs: bool) -> tuple[Module, tup
 
 
 def _gathered(module: Module, constants: Machine) -> tuple[Proc | Group, ...]:
-    """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless it is
-    large.
-    """
+    """Return the groups of kernels and the others; what matrix tiles compute faster one by one stays apart unless large."""
     parts: list[Proc | Group] = []
     for part in grouped(module):
         if isinstance(part, Group) and constants.matrix_unit is MatrixUnit.TILES and _for_matrix_tiles(part):

@@ -109,9 +109,7 @@ def _lifted(expr: Expr, lane: Symbol, shared: dict[Expr, Let]) -> Expr:
 
 
 def either(early: Expr, lane: Symbol, first: Expr, second: Expr) -> Expr | None:
-    """Return what is ``first`` where ``early`` holds and ``second`` elsewhere, None where they differ in what a lane
-    changes.
-    """
+    """Return what is ``first`` where ``early`` holds, else ``second``; None where they differ in what a lane changes."""
     if first == second:
         return first
     if type(first) is not type(second) or first.type is not second.type:

@@ -107,9 +107,7 @@ class _Roles:
 
 
 def _roles(found: Contraction, lanes: int) -> _Roles | None:
-    """The roles with results adjacent along the vector, or along an operand where sums are long and lanes few
-    otherwise.
-    """
+    """The roles with results adjacent along the vector, or along an operand where sums are long and other lanes few."""
     block = found.block
     usual = _unit_iterator(block)
     roles = None if usual is None or constant(usual.extent) is None else _roles_along(found, usual)
@@ -407,9 +405,7 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int
 
 
 def _pays_to_relay(block: Block, operand: Expr, row: BlockIterator, shape: TileShape) -> bool:
-    """Rows far apart that windows read again and again and that the first cache cannot hold: worth a copy with rows
-    side by side.
-    """
+    """Rows far apart that windows read again and again, too many for the first cache: worth a copy side by side."""
     if min(shape.rows, shape.columns) < _USES_THAT_REPAY or _repeats(block, operand) <= _MOST_REPEATS:
         return False
     steps = [stride(load, row.symbol) for load in loads_in(operand)]

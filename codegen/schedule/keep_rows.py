@@ -144,9 +144,7 @@ def _value(expr: Expr, place: int, lets: Lets, loops: tuple[For, ...], sure: boo
 
 
 def _key(expr: Expr, inner: Mapping[Symbol, int | None], positions: list[Affine]) -> Hashable | None:
-    """What ``expr`` is apart from the position in the row, which goes into ``positions``; None where it is no such
-    thing.
-    """
+    """What ``expr`` is apart from the position in the row, which goes into ``positions``; None where it is nothing such."""
     if isinstance(expr, Const):
         return expr
     if isinstance(expr, Var):

@@ -45,9 +45,7 @@ COLUMNS = 2 * SIDE
 
 
 TRANSPOSE_PAIRS = "transpose_pairs"
-"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride in pairs, and the
-square.
-"""
+"""Name of the tile: ``arguments`` are target, flat index of its first cell, its stride in pairs, and the square."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,7 @@ class _Squares:
 
 @dataclass(frozen=True)
 class Copied:
-    """An operand's copy: the buffer, the block that says what it holds, and the same in squares where the operand lies
-    across.
-    """
+    """An operand's copy: the buffer, the block that says what it holds, and the same in squares where it lies across."""
 
     buffer: Buffer
     block: Block

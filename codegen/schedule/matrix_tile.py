@@ -221,9 +221,7 @@ def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
 def matrix_multiply(
     work: Accumulation, bounds: Mapping[Symbol, int], fill: Sequence[Stmt], init: Expr | None
 ) -> tuple[Stmt, ...] | None:
-    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, with an AMX tile in place of the
-    innermost one.
-    """
+    """Return ``fill`` and the loops of ``work``, a block of :func:`matrix_plan`, an AMX tile for the innermost one."""
     return _called(MATRIX_TILES, _on_tiles, work, bounds, fill, init)
 
 

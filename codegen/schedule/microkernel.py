@@ -51,9 +51,7 @@ _LOOPS = 3
 
 @dataclass(frozen=True)
 class Accumulation:
-    """One step of a tile: ``states[*place, row, column] = update`` for every row and column, inside the ``reduce``
-    iterators.
-    """
+    """One step of a tile: ``states[*place, row, column] = update`` for all rows and columns, inside ``reduce``."""
 
     states: Buffer
     place: tuple[Expr, ...]

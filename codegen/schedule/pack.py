@@ -41,9 +41,7 @@ class Packed:
 
 
 def panel_axes(block: Block, operand: Expr, tiled: BlockIterator) -> tuple[BlockIterator, ...] | None:
-    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if that has no fixed
-    size.
-    """
+    """Return the iterators of the panels besides the tiled one: data first, then reduce; None if one has no fixed size."""
     axes = [item for item in block.iterators if item is not tiled and depends(operand, item)]
     if constant(tiled.extent) is None:
         return None

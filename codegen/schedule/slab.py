@@ -40,9 +40,7 @@ MOST_BYTES = 2 << 20
 MOST_WHOLE = 512 << 10
 """The same where tiles of rows are legal: panels and operands want room beside them."""
 TILE_BYTES = 1 << 20
-"""Bytes of all slabs of one group that are tiles of rows: beside them lie panels and the sums that go on from tile to
-tile.
-"""
+"""Bytes of all slabs of one group that are tiles of rows: beside them lie panels and sums that go on between tiles."""
 MOST_ROWS = 64
 """Rows of a tile: with more, nothing is read less often that counts."""
 LEAST_ROWS = 16

@@ -55,9 +55,7 @@ class Transposing:
 
 
 def fits(target: Buffer, rows: int, columns: int, lanes: int) -> bool:
-    """Tell whether squares of ``lanes`` can carry the copy: whole ones, none of which reaches from one panel into the
-    next.
-    """
+    """Tell whether squares of ``lanes`` can carry the copy: whole ones, none of which reaches into the next panel."""
     panels = [step.factor for step in target.layout.steps if isinstance(step, Split)]
     whole = all(size % lanes == 0 for size in (rows, *panels))
     return target.type is f32 and lanes in (4, 8, 16) and whole and columns >= lanes

@@ -84,9 +84,7 @@ def with_cell(operand: Expr, cell: tuple[Expr, ...]) -> Expr:
 
 
 def narrow_load(operand: Expr) -> Load | None:
-    """Return the cell that ``operand`` widens from a narrow format, or takes through one; None where it is anything
-    else.
-    """
+    """Return the cell that ``operand`` widens from a narrow format, or takes through one; None where it does neither."""
     if not isinstance(operand, Cast) or operand.type is not f32 or operand.saturate or operand.flush:
         return None
     load = operand.arg

@@ -1,3 +1,1 @@
-"""Reverse mode: derivative rows per op (``rules``), rules of whole ops (``structural``), the reverse walk
-(``backprop``).
-"""
+"""Reverse mode: derivative rows per op (``rules``), rules of whole ops (``structural``), the walk (``backprop``)."""

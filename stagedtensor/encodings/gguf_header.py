@@ -50,9 +50,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: ``shape`` outermost axis first, its bytes at ``start .. stop``; ``gap`` is where the next one may
-    begin.
-    """
+    """One tensor: ``shape`` outermost axis first, bytes at ``start .. stop``; ``gap`` is where the next one may begin."""
 
     name: str
     shape: tuple[int, ...]

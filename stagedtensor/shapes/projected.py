@@ -28,9 +28,7 @@ class Projections:
         self._models: dict[Hashable, Projected] = {}
         self._numbers: dict[Any, int] = {}
         self._seen: dict[int, tuple[Any, int]] = {}
-        """Specs and shapes by identity, kept alive, with the number of their value: hashing them each time takes
-        longer.
-        """
+        """Specs and shapes by identity, kept alive, with the number of their value: to hash them each time takes longer."""
         self._plain: dict[int, bool] = {}
 
     def of(self, statement: Statement) -> tuple[Projected, ...]:

@@ -68,9 +68,7 @@ def schedule_cuda(
 
 
 def _parts(blocks: Sequence[Block], through: RowTiling) -> Iterator[RowGroup | list[int]]:
-    """Blocks that share a launch, in order: tiles of rows, single rows, blocks by themselves, these two by their
-    places.
-    """
+    """Blocks that share a launch, in order: tiles of rows, single rows, blocks alone; the last two by their places."""
     run: list[int] = []
     for item in _ordered(range(len(blocks)), through, set()):
         if isinstance(item, RowGroup):

@@ -56,9 +56,7 @@ def plan_block(block: Block, numerics: Numerics, wanted: Note | None = None) -> 
 
 
 def result_tiles(block: Block, numerics: Numerics) -> int | None:
-    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several
-    passes.
-    """
+    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several passes."""
     block = without_single_lets(block)
     found = contraction(block)
     given = None if found is None else product(collapsed(found))

@@ -56,9 +56,7 @@ class Launch:
     cooperative: bool = False
     thread: Symbol | None = None
     resident: int = 0
-    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill
-    registers to hold more.
-    """
+    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill registers."""
     offsets: dict[Buffer, int] = field(default_factory=dict)
     """Where shared arrays lie in the block's shared memory; those without a place are the compiler's to put."""
 

@@ -250,9 +250,7 @@ def _multiply(
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
-    """Row and column of one register of an accumulator fragment: thread 4g + t holds rows g and g + 8, columns 2t, 2t +
-    1.
-    """
+    """Row and column of one register of an accumulator fragment: thread 4g + t has rows g, g + 8, columns 2t, 2t + 1."""
     row = add(multiply(m, _M), add(floor_divide(place.lane, 4), multiply(floor_divide(register, 2), 8)))
     column = add(multiply(n, _N), add(multiply(modulo(place.lane, 4), 2), modulo(register, 2)))
     return add(across.row, add(place.row, row)), add(across.column, add(place.column, column))

@@ -164,9 +164,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A left operand that lies in shared memory already, as a matrix of rows by its whole depth; rows start at 16
-    bytes.
-    """
+    """A left operand that lies in shared memory already, a matrix of rows by its whole depth; rows start at 16 bytes."""
 
     cells: Buffer
     depth: int

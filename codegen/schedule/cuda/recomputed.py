@@ -94,9 +94,7 @@ class Recomputation:
             self.by_start |= changed
 
     def is_matrix(self, buffer: Buffer, shape: tuple[int, ...]) -> bool:
-        """Tell whether ``buffer`` is one of the matrices of ``shape`` that copies make anew: large, written once, not
-        kept.
-        """
+        """Tell whether ``buffer`` is a matrix of ``shape`` that copies make anew: large, written once, not kept."""
         large = buffer in self._temporaries and buffer.shape == shape and buffer.size >= LEAST_CELLS
         return large and len(self._writers[buffer]) == 1 and buffer in self._readers
 
@@ -159,9 +157,7 @@ class Recomputation:
         return RowGroup((*copies.members, last), extents, copies.slabs, (), len(copies.members))
 
     def copied(self, buffer: Buffer) -> tuple[int, Block, Store] | None:
-        """Return what writes ``buffer``: its place, the block with that store alone, and the store; None where it will
-        not do.
-        """
+        """Return what writes ``buffer``: its place, the block with that store alone, and the store; None where it won't do."""
         (place,) = self._writers[buffer]
         block = self._blocks[place]
         written = {store.buffer for store in block.stores}

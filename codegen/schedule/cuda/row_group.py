@@ -34,9 +34,7 @@ _LEAST_SIDE = 8
 
 @dataclass(frozen=True)
 class Member:
-    """One block of a group: its place, its iterators of the outer axes and of the rows, its matrix product if it is
-    one.
-    """
+    """One block of a group: its place, its iterators of the outer axes and of the rows, its matrix product if any."""
 
     place: int
     block: Block
@@ -88,9 +86,7 @@ class RowGroup:
 def row_groups(
     blocks: Sequence[Block], temporaries: Collection[Buffer], fits: Callable[[RowGroup], bool]
 ) -> list[RowGroup]:
-    """Return the groups among ``blocks`` that ``fits`` takes; only ``temporaries`` may become slabs. No block is in
-    two.
-    """
+    """Return the groups among ``blocks`` that ``fits`` takes; only ``temporaries`` become slabs. No block is in two."""
     effects = [effects_of(block) for block in blocks]
     found: list[RowGroup] = []
     taken: set[int] = set()
@@ -122,9 +118,7 @@ def _begins(block: Block, temporaries: Collection[Buffer]) -> tuple[Symbol, ...]
 
 
 def is_static(block: Block) -> bool:
-    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, cells not chosen by
-    data.
-    """
+    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, no cells chosen by data."""
     return (
         not block.scatter
         and block.guard is None
@@ -137,9 +131,7 @@ def _iterates(block: Block, symbols: tuple[Symbol, ...]) -> bool:
 
 
 def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
-    """Return a block as a product for each outer point, its rows those of ``symbols``; None where an operand is common
-    to all.
-    """
+    """Return a block as a product per outer point, its rows those of ``symbols``; None where all share an operand."""
     fixed = replace(block, iterators=tuple(item for item in block.iterators if item.symbol not in symbols[:-1]))
     found = contraction(fixed)
     given = None if found is None else product(found)
@@ -156,9 +148,7 @@ def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
 
 @dataclass
 class _Gathered:
-    """What may run together: for what it writes, at which axes the outer iterators and the row stand; what goes before
-    it.
-    """
+    """What may run together: for what it writes, at which axes outer iterators and rows stand; what goes before it."""
 
     members: list[Member]
     axes: dict[Buffer, tuple[int, ...]]

@@ -92,9 +92,7 @@ class _Kernel:
 
 
 def _levels(kernels: Sequence[_Kernel], temporaries: set[Buffer]) -> list[int]:
-    """Return for each kernel the number of its launch, from 0; those of one number do not touch what another one
-    writes.
-    """
+    """Return for each kernel the number of its launch, from 0; kernels of one number touch nothing another one writes."""
     before = _dependences(kernels)
     levels: list[int] = []
     for place in range(len(kernels)):
