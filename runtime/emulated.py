@@ -1,9 +1,10 @@
 """The ``cuda-emulated`` device: CUDA source compiled for the host and run there, with every memory access checked.
 
 In: a program. Out: the same source that the ``cuda`` device would compile, executed block by block behind
-``emulator/emulator.h``. Every buffer lies between guard zones and has a shadow; an access outside, a read of a cell
-nobody wrote, a race or a divergent barrier raises :class:`MemoryCheckError` naming kernel, block, thread and
-expression. Slow by design; needs a C++ compiler and no GPU.
+``emulator/emulator.h``, which watches memory, and ``emulator/instructions.h``, which models what is inline PTX on a
+GPU. Every buffer lies between guard zones and has a shadow; an access outside, a read of a cell nobody wrote, a race or
+a divergent barrier raises :class:`MemoryCheckError` naming kernel, block, thread and expression. Slow by design; needs
+a C++ compiler and no GPU.
 """
 
 from __future__ import annotations
@@ -285,8 +286,9 @@ def _caller(kernel: CudaKernel) -> str:
 
 
 def host_source(emitted: CudaSource) -> str:
-    """Return the translation unit: the emulation header, the routine's text unchanged, and a caller per kernel."""
-    header = (files("stagedtensor.runtime") / "emulator" / "emulator.h").read_text(encoding="utf-8")
+    """Return the translation unit: the emulation headers, the routine's text unchanged, and a caller per kernel."""
+    folder = files("stagedtensor.runtime") / "emulator"
+    header = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("emulator.h", "instructions.h"))
     callers = []
     for kernel in {kernel.name: kernel for kernel in emitted.kernels}.values():
         types = [f"{'' if buffer in kernel.writes else 'const '}{buffer.type.c_type} *" for buffer in kernel.buffers]
