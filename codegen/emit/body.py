@@ -274,7 +274,7 @@ class BodyPrinter:
     def _matrix_multiply(self, stmt: Tile, pad: str) -> str:
         sums, rows, first_row, step, panel, first, count = stmt.arguments
         assert isinstance(sums, Buffer)
-        name = matrix_tile_name(stmt.name, stmt.m)
+        name = matrix_tile_name(stmt.name, stmt.m, stmt.n)
         self.used.add(name)
         operands = (
             f"{self._cell_address(rows, first_row)}, {self._index_text(step)}, {self._cell_address(panel, first)}"

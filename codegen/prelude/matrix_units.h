@@ -86,10 +86,12 @@ ST_FN void st_model_tile_multiply_bf16(int sums, int rows, int columns) {
 }
 #endif
 //! st_dots
-/* Sixteen f32 sums, and sixteen pairs of bf16 terms. */
+/* Sixteen f32 sums and sixteen pairs of bf16 terms, or eight of each. */
 typedef float st_dots __attribute__((vector_size(64), may_alias));
+typedef float st_half_dots __attribute__((vector_size(32), may_alias));
 typedef uint32_t st_pairs __attribute__((vector_size(64)));
-#if defined(__AVX512BF16__) && !defined(ST_MODEL_DOTS)
+typedef uint32_t st_half_pairs __attribute__((vector_size(32)));
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && !defined(ST_MODEL_DOTS)
 #define ST_HAS_DOTS 1
 #else
 #define ST_HAS_DOTS 0
@@ -100,28 +102,47 @@ ST_FN st_pairs st_load_pairs(const uint16_t *from) {
     __builtin_memcpy(&pairs, from, sizeof pairs);
     return pairs;
 }
-//! st_repeat_pair | needs st_dots
-/* One pair sixteen times. */
-ST_FN st_pairs st_repeat_pair(const uint16_t *from) {
+//! st_load_half_pairs | needs st_dots
+ST_FN st_half_pairs st_load_half_pairs(const uint16_t *from) {
+    st_half_pairs pairs;
+    __builtin_memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+}
+//! st_pair
+/* Two terms side by side. */
+ST_FN uint32_t st_pair(const uint16_t *from) {
     uint32_t pair;
     __builtin_memcpy(&pair, from, sizeof pair);
-    return (st_pairs){0} + pair;
+    return pair;
 }
-//! st_dot_bf16 | needs st_dots st_model_flushed st_from_bits_f32 st_fma_f32
+//! st_model_dot_bf16 | needs st_model_flushed st_from_bits_f32 st_fma_f32
+/* One cell of st_dot_bf16. */
+ST_FN float st_model_dot_bf16(float sum, uint32_t row, uint32_t column) {
+    const float row_first = st_model_flushed(st_from_bits_f32(row << 16));
+    const float row_second = st_model_flushed(st_from_bits_f32(row & 0xffff0000u));
+    const float column_first = st_model_flushed(st_from_bits_f32(column << 16));
+    const float column_second = st_model_flushed(st_from_bits_f32(column & 0xffff0000u));
+    const float half = st_model_flushed(st_fma_f32(row_second, column_second, st_model_flushed(sum)));
+    return st_model_flushed(st_fma_f32(row_first, column_first, half));
+}
+//! st_dot_bf16 | needs st_dots st_model_dot_bf16
 /* sums[n] += row[n].second * column[n].second, then += row[n].first * column[n].first: two fused multiply-adds. What is below the
    least normal number counts as 0. Instructions where the processor has them, else plain C with the same bits. */
 ST_FN st_dots st_dot_bf16(st_dots sums, st_pairs row, st_pairs column) {
 #if ST_HAS_DOTS
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(row), "v"(column));
 #else
-    for (int n = 0; n < 16; n++) {
-        const float row_first = st_model_flushed(st_from_bits_f32(row[n] << 16));
-        const float row_second = st_model_flushed(st_from_bits_f32(row[n] & 0xffff0000u));
-        const float column_first = st_model_flushed(st_from_bits_f32(column[n] << 16));
-        const float column_second = st_model_flushed(st_from_bits_f32(column[n] & 0xffff0000u));
-        const float half = st_model_flushed(st_fma_f32(row_second, column_second, st_model_flushed(sums[n])));
-        sums[n] = st_model_flushed(st_fma_f32(row_first, column_first, half));
-    }
+    for (int n = 0; n < 16; n++) sums[n] = st_model_dot_bf16(sums[n], row[n], column[n]);
+#endif
+    return sums;
+}
+//! st_half_dot_bf16 | needs st_dots st_model_dot_bf16
+/* The same for eight sums. */
+ST_FN st_half_dots st_half_dot_bf16(st_half_dots sums, st_half_pairs row, st_half_pairs column) {
+#if ST_HAS_DOTS
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(row), "v"(column));
+#else
+    for (int n = 0; n < 8; n++) sums[n] = st_model_dot_bf16(sums[n], row[n], column[n]);
 #endif
     return sums;
 }

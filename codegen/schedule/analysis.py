@@ -130,6 +130,16 @@ def depends(expr: Expr, iterator: BlockIterator) -> bool:
     return iterator.symbol in symbols_of(expr)
 
 
+def reads_every_cell(operand: Expr, block: Block) -> bool:
+    """Tell whether ``operand`` is there at every point: a guard that skips points is no reason for it."""
+    bounds = {Var(item.symbol): item.bound for item in block.iterators if constant(item.extent) == item.bound}
+    return all(
+        constant(part) == 0 or (isinstance(part, Var) and bounds.get(part, extent + 1) <= extent)
+        for load in loads_in(operand)
+        for part, extent in zip(load.indices, load.buffer.shape, strict=True)
+    )
+
+
 def without_single_lets(block: Block) -> Block:
     """Write out lets that are read once, unless they nest deep: templates then see the whole expression."""
     uses: dict[Symbol, int] = {}

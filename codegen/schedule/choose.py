@@ -16,7 +16,6 @@ from stagedtensor.codegen.loop_ir import (
     Expr,
     Load,
     Stmt,
-    Var,
     children,
     walk,
     with_children,
@@ -29,6 +28,7 @@ from stagedtensor.codegen.schedule.analysis import (
     depends,
     displace_each_other,
     points,
+    reads_every_cell,
     stride,
     without_single_lets,
 )
@@ -192,7 +192,7 @@ def _contraction(
     vector, row = roles.vector, roles.row
     width, height = vector.bound, 1 if row is None else row.bound
     unit = _unit_strides(roles.column_operand, vector)
-    may_pack = height >= 8 and (block.guard is None or _reads_every_cell(roles.column_operand, block))
+    may_pack = height >= 8 and (block.guard is None or reads_every_cell(roles.column_operand, block))
     pack_columns = (
         may_pack
         and (machine.panels or not unit)
@@ -314,16 +314,6 @@ def _steps_of_a_block(block: Block, machine: Machine) -> int:
     divisors = [steps for steps in range(1, outer.bound) if outer.bound % steps == 0]
     fitting = [steps for steps in divisors if whole * steps <= outer.bound * machine.cache_bytes // 2]
     return max(fitting, default=0)
-
-
-def _reads_every_cell(operand: Expr, block: Block) -> bool:
-    """Whether an operand is there at every point: a guard that skips points is no reason for it."""
-    bounds = {Var(item.symbol): item.bound for item in block.iterators if constant(item.extent) == item.bound}
-    return all(
-        constant(part) == 0 or (isinstance(part, Var) and bounds.get(part, extent + 1) <= extent)
-        for load in loads_in(operand)
-        for part, extent in zip(load.indices, load.buffer.shape, strict=True)
-    )
 
 
 def _repeats(block: Block, operand: Expr) -> float:

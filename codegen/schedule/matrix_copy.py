@@ -42,6 +42,8 @@ SIDE = 16
 """Rows of a matrix tile, and columns of one of f32."""
 COLUMNS = 2 * SIDE
 """Columns of a panel: two matrix tiles side by side."""
+HALF = SIDE // 2
+"""Columns of the narrowest panel for dots, which also take panels of ``SIDE``: half a vector."""
 
 
 TRANSPOSE_PAIRS = "transpose_pairs"
@@ -92,18 +94,18 @@ def reading(block: Block, buffer: Buffer, operand: Expr, inner: tuple[BlockItera
     return Load(buffer, tuple(Var(item.symbol) for item in (*outer_axes(block, operand, inner), *inner)))
 
 
-def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: BlockIterator) -> Copied:
-    """Return the column operand in panels of 32 columns, two terms of a column side by side::
+def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: BlockIterator, width: int) -> Copied:
+    """Return the column operand in panels of ``width`` columns, two terms of a column side by side::
 
-        [outer axes..., column // 32, term // 2, column % 32, term % 2]
+        [outer axes..., column // width, term // 2, column % width, term % 2]
 
     Beyond the ends the last column and the last term stand again, which nobody uses.
     """
     outer = outer_axes(block, operand, (terms, column))
     rank = len(outer)
-    # after the splits: term // 2, term % 2, column // 32, column % 32
+    # after the splits: term // 2, term % 2, column // width, column % width
     layout = Layout(
-        (Split(rank + 1, COLUMNS), Split(rank, 2), Reorder((*range(rank), rank + 2, rank, rank + 3, rank + 1)))
+        (Split(rank + 1, width), Split(rank, 2), Reorder((*range(rank), rank + 2, rank, rank + 3, rank + 1)))
     )
     buffer = Buffer(
         _name(operand, "pairs"), bf16, (*(item.bound for item in outer), terms.bound, column.bound), layout=layout
@@ -112,22 +114,22 @@ def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: B
     panel, half, within = (index_symbol(hint) for hint in ("i_panel", f"{terms.symbol.hint}_half", column.symbol.hint))
 
     def value(term: Expr, place: Expr) -> Expr:
-        at = {terms.symbol: term, column.symbol: minimum(place, column.bound - 1) if column.bound % COLUMNS else place}
+        at = {terms.symbol: term, column.symbol: minimum(place, column.bound - 1) if column.bound % width else place}
         return substitute(operand, {**fresh, **at})
 
     def cell(term: Expr, place: Expr) -> tuple[Expr, ...]:
         return (*(fresh[item.symbol] for item in outer), term, place)
 
-    place = add(multiply(Var(panel), COLUMNS), Var(within))
+    place = add(multiply(Var(panel), width), Var(within))
     stores: list[Store] = []
     for at in range(2):
         term = add(multiply(Var(half), 2), at)
         there = minimum(term, terms.bound - 1) if at and terms.bound % 2 else term
         stores.append(Store(buffer, cell(term, place), value(there, place)))
-    panels, halves = -(-column.bound // COLUMNS), -(-terms.bound // 2)
-    iterators = (*axes, _fixed(panel, panels), _fixed(half, halves), _fixed(within, COLUMNS))
+    panels, halves = -(-column.bound // width), -(-terms.bound // 2)
+    iterators = (*axes, _fixed(panel, panels), _fixed(half, halves), _fixed(within, width))
     filling = Block(buffer.name, iterators, tuple(stores), origins=block.origins, composite=block.composite)
-    if not _lies_along(operand, terms, column) or terms.bound % 2 or terms.bound < TERMS:
+    if not _lies_along(operand, terms, column) or terms.bound % 2 or terms.bound < TERMS or width < SIDE:
         return Copied(buffer, filling)
 
     def fill(square: Buffer, strip: Expr, first: Expr) -> Stmt:
@@ -136,7 +138,7 @@ def panels_of_pairs(block: Block, operand: Expr, terms: BlockIterator, column: B
         return loop(line, SIDE, (loop(k, TERMS, (one,), "vector"),))
 
     turned = _Squares(
-        axes, panels * COLUMNS // SIDE, terms.bound, fill, lambda strip, first: cell(first, strip), COLUMNS, True
+        axes, panels * width // SIDE, terms.bound, fill, lambda strip, first: cell(first, strip), width, True
     )
     return Copied(buffer, filling, turned)
 

@@ -37,11 +37,19 @@ from stagedtensor.codegen.loop_ir import (
     index,
 )
 from stagedtensor.codegen.rewrite import substitute
-from stagedtensor.codegen.schedule.analysis import Contraction, cost_of, depends, points, stride
+from stagedtensor.codegen.schedule.analysis import (
+    Contraction,
+    cost_of,
+    depends,
+    points,
+    reads_every_cell,
+    stride,
+)
 from stagedtensor.codegen.schedule.columns import TileShape, columns
 from stagedtensor.codegen.schedule.machine import Machine, MatrixUnit
 from stagedtensor.codegen.schedule.matrix_copy import (
     COLUMNS,
+    HALF,
     SIDE,
     TERMS,
     Copied,
@@ -152,18 +160,23 @@ def matrix_plan(found: Contraction, unit: MatrixUnit) -> MatrixPlan | str:
     """Return how ``found`` runs on ``unit``, or in a few words why it does not."""
     if not multiplies_bf16(found):
         return "not both operands are bf16"
-    block, terms = found.block, found.block.reduce[-1]
-    if block.guard is not None or any(constant(one.extent) is None for one in block.iterators):
+    if any(constant(one.extent) is None for one in found.block.iterators):
         return "its loops have no fixed bounds"
-    least = TERMS if unit is MatrixUnit.TILES else _LEAST_PAIRED
+    least, narrowest = (TERMS, SIDE) if unit is MatrixUnit.TILES else (_LEAST_PAIRED, HALF)
+    if found.block.guard is not None:
+        found = _longest_inside(found)
+    block, terms = found.block, found.block.reduce[-1]
     if terms.bound < least:
         return f"fewer than {least} terms in a row"
-    roles = _roles(found)
+    roles = _roles(found, narrowest)
     if roles is None:
-        return f"fewer than {SIDE} rows or columns"
-    if unit is MatrixUnit.DOTS and roles.column.bound < _DOTS_THAT_REPAY * -(-roles.column.bound // COLUMNS) * COLUMNS:
-        return f"{roles.column.bound} columns leave too much of panels of {COLUMNS} empty"
-    copies = [panels_of_pairs(block, roles.columns, terms, roles.column)]
+        return f"fewer than {SIDE} rows or {narrowest} columns"
+    if block.guard is not None and not _in_one_piece(block.guard, block, roles, terms):
+        return "a guard skips some of a tile's terms"
+    width = COLUMNS if unit is MatrixUnit.TILES else _panel_of_dots(roles.column.bound)
+    if not width:
+        return f"{roles.column.bound} columns leave too much of panels of {HALF} empty"
+    copies = [panels_of_pairs(block, roles.columns, terms, roles.column, width)]
     panels = reading(block, copies[0].buffer, roles.columns, (terms, roles.column))
     rows = roles.rows
     if not _lies_in_rows(roles, terms):
@@ -176,11 +189,26 @@ def matrix_plan(found: Contraction, unit: MatrixUnit) -> MatrixPlan | str:
     # what follows the sums reads and writes fewer rows at a time by dots, which gain nothing from more of them
     height = 2 * SIDE if unit is MatrixUnit.TILES and roles.row.bound >= 2 * SIDE else SIDE
     planned = replace(block, accumulators=(replace(item, update=update),))
-    shape = TileShape(height, COLUMNS, padded_columns=True)
+    shape = TileShape(height, width, padded_columns=True)
     return MatrixPlan(planned, roles.row, roles.column, shape, tuple(copies))
 
 
-def _roles(found: Contraction) -> _Roles | None:
+def _panel_of_dots(columns: int) -> int:
+    """The columns of a panel that they fill well enough, the more the better; 0 where they fill none."""
+    return next(
+        (width for width in (COLUMNS, SIDE, HALF) if columns >= _DOTS_THAT_REPAY * -(-columns // width) * width), 0
+    )
+
+
+def _longest_inside(found: Contraction) -> Contraction:
+    """Return ``found`` with its longest sum innermost: a guard cuts windows, of few cells, and leaves channels whole."""
+    block = found.block
+    terms = max(block.reduce, key=lambda item: item.bound)
+    inside = replace(block, iterators=(*(item for item in block.iterators if item is not terms), terms))
+    return replace(found, block=inside)
+
+
+def _roles(found: Contraction, narrowest: int) -> _Roles | None:
     """Columns lie along the results' memory where they can, so that these are stored in whole vectors."""
     block = found.block
     sides = [(found.lhs, found.rhs), (found.rhs, found.lhs)]
@@ -191,11 +219,13 @@ def _roles(found: Contraction) -> _Roles | None:
             continue
         own_rows = [item for item in block.data if depends(narrow_rows, item) and not depends(narrow_columns, item)]
         for column in block.data:
-            if column.bound < SIDE or not depends(narrow_columns, column) or depends(narrow_rows, column):
+            if not depends(narrow_columns, column) or depends(narrow_rows, column):
                 continue
             adjacent = all(
                 flat_index(store.buffer, store.indices).coefficient(column.symbol) == 1 for store in block.stores
             )
+            if column.bound < (narrowest if adjacent else SIDE):
+                continue
             for row in own_rows:
                 if row.bound < SIDE:
                     continue
@@ -213,6 +243,13 @@ def _lies_in_rows(roles: _Roles, terms: BlockIterator) -> bool:
     if not isinstance(load, Load) or load.buffer.space != "global" or any(loads_in(part) for part in load.indices):
         return False
     return stride(load, terms.symbol) == 1 and stride(load, roles.row.symbol) is not None
+
+
+def _in_one_piece(guard: Expr, block: Block, roles: _Roles, terms: BlockIterator) -> bool:
+    """Whether ``guard`` skips whole tiles only, and copies read nothing that it protects."""
+    if any(depends(guard, item) for item in (roles.row, roles.column, terms)):
+        return False
+    return _lies_in_rows(roles, terms) and reads_every_cell(roles.columns, block)
 
 
 # -- the tile -----------------------------------------------------------------------------------------------------
@@ -251,7 +288,7 @@ def _called(
     if step is None or first_row.coefficient(terms.symbol) != 1:
         return None
     outer = work.reduce[:-1]
-    from_zero = not outer and isinstance(init, Const) and repr(float(init.value)) == "0.0"
+    from_zero = not outer and work.guard is None and isinstance(init, Const) and repr(float(init.value)) == "0.0"
     start = {work.column: index(0), terms.symbol: index(0)}
     panel = flat_index(columns.buffer, tuple(substitute(part, start) for part in columns.indices), bounds)
     meaning = meaning_of(work, terms)
@@ -271,7 +308,10 @@ def _called(
             index(terms.bound),
         ),
     )
-    return (tile,) if from_zero else (*fill, *nest(outer, (tile,), {}))
+    if from_zero:
+        return (tile,)
+    inner: tuple[Stmt, ...] = (tile,) if work.guard is None else (If(work.guard, (tile,)),)
+    return (*fill, *nest(outer, inner, {}))
 
 
 def _by_dots(work: Accumulation, terms: BlockIterator) -> tuple[Stmt, ...]:

@@ -18,6 +18,7 @@ import stagedtensor as st
 from stagedtensor.codegen import interpret
 from stagedtensor.codegen.pipeline import generate
 from stagedtensor.codegen.schedule import slab
+from stagedtensor.precision import bf16
 from stagedtensor.program import as_computation, solve_program
 from stagedtensor.runtime import cpu, linking
 from stagedtensor.runtime.compiler import compile_shared, find_compiler
@@ -25,7 +26,8 @@ from stagedtensor.runtime.target import TARGETS, detect
 from tests.numerics import test_accumulators as accumulators
 from tests.numerics.running import Array, Program, Setting, assert_same_bits, run
 from tests.numerics.test_slabs import attention
-from tests.run.test_matrix_tiles import flushed, narrow, path, product, training
+from tests.run.test_matrix_tiles import check_guarded_windows, flushed, narrow, path, product, training
+from tests.run.test_schedule_convolution import input_gradient
 
 DOTS = "avx512+bf16"
 
@@ -56,14 +58,17 @@ def oracle(a: Array, b: Array, start: Array | None = None) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "terms"),
-    [(32, 32, 32), (48, 60, 64), (33, 28, 70), (16, 32, 33), (20, 100, 95), (128, 96, 784), (65, 57, 129)],
-)
-def test_products_have_the_order_of_sums_of_dots(rows: int, columns: int, terms: int) -> None:
+    ("rows", "columns", "terms", "panel"),
+    [
+        (32, 32, 32, 32), (48, 60, 64, 32), (33, 28, 70, 32), (16, 32, 33, 32), (20, 100, 95, 32), (128, 96, 784, 32), (65, 57, 129, 32),
+        (48, 16, 64, 16), (33, 44, 35, 16), (20, 12, 96, 16), (48, 8, 64, 8), (33, 20, 71, 8),
+    ],
+)  # fmt: skip
+def test_products_have_the_order_of_sums_of_dots(rows: int, columns: int, terms: int, panel: int) -> None:
     a, b = narrow((rows, terms), 1), narrow((terms, columns), 2)
     cells, routine = product("ik; kj => ij", a, b, target=DOTS)
     np.testing.assert_array_equal(cells, oracle(a, b))
-    assert "bf16 dots, tile 16x32" in path(routine)
+    assert f"bf16 dots, tile 16x{panel}," in path(routine)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     bound = 2 * terms * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)))
     assert (np.abs(cells - exact) <= bound).all()
@@ -92,6 +97,11 @@ def test_batches_and_sums_over_several_axes() -> None:
     assert "bf16 dots" in path(routine)
 
 
+@pytest.mark.parametrize("sizes", [(33, 5, 3, 8, 16), (20, 4, 2, 16, 35)])
+def test_guards_skip_whole_tiles(sizes: tuple[int, int, int, int, int]) -> None:
+    check_guarded_windows(DOTS, input_gradient(*sizes, bf16), oracle, "bf16 dots")
+
+
 def test_threads_change_no_bit() -> None:
     a, b = narrow((160, 96), 5), narrow((96, 224), 6)
     one, three = (product("ik; kj => ij", a, b, target=DOTS, threads=threads)[0] for threads in (1, 3))
@@ -101,9 +111,9 @@ def test_threads_change_no_bit() -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "terms", "reason"),
     [
-        (8, 64, 64, "fewer than 16 rows or columns"),
+        (8, 64, 64, "fewer than 16 rows or 8 columns"),
         (64, 64, 12, "fewer than 16 terms in a row"),
-        (64, 40, 64, "40 columns leave too much of panels of 32 empty"),
+        (64, 9, 64, "9 columns leave too much of panels of 8 empty"),
     ],
 )
 def test_what_dots_would_not_speed_up_is_widened_and_says_why(rows: int, columns: int, terms: int, reason: str) -> None:
@@ -141,9 +151,12 @@ def test_subnormal_operands_and_sums_count_as_zero() -> None:
 
 
 @pytest.mark.skipif(not _HERE, reason="needs the instruction")
-def test_the_model_has_the_bits_of_the_instruction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [64, 16, 8])
+def test_the_model_has_the_bits_of_the_instruction(
+    columns: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(18)
-    a, b = (rng.integers(0, 1 << 16, shape, np.uint16).view(ml_dtypes.bfloat16) for shape in ((64, 67), (67, 64)))
+    a, b = (rng.integers(0, 1 << 16, shape, np.uint16).view(ml_dtypes.bfloat16) for shape in ((64, 67), (67, columns)))
     small = np.abs(a.astype(np.float32)) < 2.0**60
     a, b = (
         np.where(small, a, ml_dtypes.bfloat16(1.5)),
@@ -218,8 +231,9 @@ def test_long_sequences_store_no_scores() -> None:
 
 
 @pytest.mark.parametrize(("spec", "terms"), [("ik; kj => ij", 35), ("ki; jk => ij", 64)])
-def test_the_meaning_of_a_tile_is_what_it_computes(spec: str, terms: int) -> None:
-    sizes = {"i": 16, "j": 30, "k": terms}
+@pytest.mark.parametrize("columns", [30, 16, 8])
+def test_the_meaning_of_a_tile_is_what_it_computes(spec: str, terms: int, columns: int) -> None:
+    sizes = {"i": 16, "j": columns, "k": terms}
     axes = spec.split(" => ")[0].split("; ")
     a, b = (narrow(tuple(sizes[axis] for axis in side), at) for at, side in enumerate(axes))
     cells, _ = product(spec, a, b, target=DOTS)

@@ -6,7 +6,9 @@ The order of sums is fixed: blocks of 32 terms, even and odd terms apart. An ora
 
 from __future__ import annotations
 
+import itertools
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +17,18 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
-from stagedtensor.codegen import interpret
+from stagedtensor.codegen import interpret, loop_ir as ir
 from stagedtensor.codegen.pipeline import generate
+from stagedtensor.codegen.schedule import schedule
+from stagedtensor.precision import bf16
 from stagedtensor.program import as_computation, solve_program
 from stagedtensor.runtime import cpu, linking
 from stagedtensor.runtime.compiler import compile_shared, find_compiler
 from stagedtensor.runtime.target import TARGETS, detect
 from tests.numerics import test_accumulators as accumulators
 from tests.numerics.running import Array, Program, Setting, run
+from tests.run.blocks import random_array, run_c, run_reference
+from tests.run.test_schedule_convolution import input_gradient
 
 AMX = "avx512+amx"
 
@@ -75,6 +81,26 @@ def product(spec: str, left: Array, right: Array, *, target: str = AMX, threads:
         return ctx.get_values(y), routine
 
 
+def check_guarded_windows(
+    target: str, whole: ir.Module, order: Callable[[Array, Array, Array], Array], unit: str
+) -> None:
+    """A convolution's input gradient, ``dx`` of ``dy`` and ``weights``: channels innermost, cells outside skipped."""
+    dy, weights, dx = whole.external
+    arrays = {buffer: random_array(buffer, seed) for seed, buffer in enumerate(whole.external)}
+    expected = np.zeros(dx.shape, np.float32)
+    kernel, small = weights.shape[1], dy.shape[1]
+    for h, w, kh, kw in itertools.product(*(range(dx.shape[1]),) * 2, *(range(kernel),) * 2):
+        if 0 <= h - kh < small and 0 <= w - kw < small:
+            expected[:, h, w] = order(arrays[dy][:, h - kh, w - kw], arrays[weights][:, kh, kw], expected[:, h, w])
+    scheduled = schedule(whole, TARGETS[target], st.Numerics())
+    assert any(unit in kernel.path for kernel in scheduled.kernels)
+    for got in (
+        run_reference(scheduled, arrays),
+        *(run_c(whole, arrays, threads=n, target=TARGETS[target]) for n in (1, 3)),
+    ):
+        np.testing.assert_array_equal(got[dx], expected.astype(ml_dtypes.bfloat16))
+
+
 def path(routine: st.Routine) -> str:
     return routine.kernels[-1].path
 
@@ -121,6 +147,11 @@ def test_batches_and_sums_over_several_axes() -> None:
     assert "matrix tiles" in path(routine)
 
 
+@pytest.mark.parametrize("sizes", [(33, 5, 3, 16, 32), (20, 4, 2, 24, 70)])
+def test_guards_skip_whole_tiles(sizes: tuple[int, int, int, int, int]) -> None:
+    check_guarded_windows(AMX, input_gradient(*sizes, bf16), oracle, "bf16 matrix tiles")
+
+
 def test_threads_change_no_bit() -> None:
     a, b = narrow((160, 96), 5), narrow((96, 224), 6)
     one, three = (product("ik; kj => ij", a, b, threads=threads)[0] for threads in (1, 3))
@@ -129,7 +160,7 @@ def test_threads_change_no_bit() -> None:
 
 def test_what_tiles_cannot_do_is_widened_and_says_why() -> None:
     for shape, reason in (
-        ((8, 64, 64), "fewer than 16 rows or columns"),
+        ((8, 64, 64), "fewer than 16 rows or 16 columns"),
         ((64, 64, 20), "fewer than 32 terms in a row"),
     ):
         a, b = narrow(shape[::2], 7), narrow((shape[2], shape[1]), 8)
