@@ -6,9 +6,9 @@ reports. Nothing here measures; the same block on the same named target always g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from stagedtensor.codegen.affine import cell_of, constant
+from stagedtensor.codegen.affine import constant
 from stagedtensor.codegen.loop_ir import (
     Block,
     BlockIterator,
@@ -40,6 +40,17 @@ from stagedtensor.codegen.schedule.matrix_tile import matrix_nests, multiplies_b
 from stagedtensor.codegen.schedule.nest import collapse, expressions, inline_lets, loads_in
 from stagedtensor.codegen.schedule.nests import Nest, one_launch
 from stagedtensor.codegen.schedule.pack import Packed, pack, panel_axes, relaid
+from stagedtensor.codegen.schedule.roles import (
+    MOST_REPEATS,
+    ROWS_OF_A_TILE,
+    Roles,
+    is_plain,
+    lanes_filled,
+    repeats,
+    roles_of,
+    unit_iterator,
+    unit_strides,
+)
 from stagedtensor.codegen.schedule.rows import rows, serial
 from stagedtensor.codegen.schedule.scatter import scatter
 from stagedtensor.codegen.schedule.split import combinable, split
@@ -50,15 +61,10 @@ from stagedtensor.precision import f32
 _MOST_SCRATCH = 1 << 28
 _ROWS_THAT_REPAY = 16
 _USES_THAT_REPAY = 8
-_ROWS_OF_A_TILE = 8
-_FAR = 1 << 40
-_MOST_REPEATS = 2
 _FAR_ROWS = 512
 _FIRST_CACHE = 1 << 15
-_TERMS_THAT_REPAY = 1024
 _TERMS_OF_A_BLOCK = 64
 _LEAST_TERMS, _MOST_TERMS = 64, 128
-_LANES_THAT_REPAY = 1.15
 _WIDE_TILES = 0.95  # measured: rows of more than four vectors must waste less to be as fast
 
 
@@ -96,119 +102,33 @@ def plan_block(block: Block, machine: Machine, copies: WideCopies | None = None)
 # -- contractions -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Roles:
-    """The parts of a contraction: vector iterator with its operand, row iterator with its own."""
-
-    vector: BlockIterator
-    row: BlockIterator | None
-    column_operand: Expr
-    row_operand: Expr
-
-
-def _roles(found: Contraction, lanes: int) -> _Roles | None:
-    """The roles with results adjacent along the vector, or along an operand where sums are long and other lanes few."""
-    block = found.block
-    usual = _unit_iterator(block)
-    roles = None if usual is None or constant(usual.extent) is None else _roles_along(found, usual)
-    if block.guard is not None or points(block.reduce) < _TERMS_THAT_REPAY:
-        return roles
-    best, best_use = roles, 0.0 if roles is None else _LANES_THAT_REPAY * _lanes_used(block, roles, lanes)
-    for item in block.data:
-        other = _roles_along(found, item) if item is not usual and constant(item.extent) is not None else None
-        if other is None or other.row is None or not _unit_strides(other.column_operand, item):
-            continue
-        if (use := _lanes_used(block, other, lanes)) > best_use:
-            best, best_use = other, use
-    return best
-
-
-def _lanes_used(block: Block, roles: _Roles, lanes: int) -> float:
-    """The share of lanes that compute results, with panels where they can be packed."""
-    width, height = roles.vector.bound, 1 if roles.row is None else roles.row.bound
-    packs = block.guard is None and height >= _ROWS_OF_A_TILE and _repeats(block, roles.column_operand) <= _MOST_REPEATS
-    return max(_lanes_filled(width, lanes), width / (-(-width // lanes) * lanes) if packs else 0.0)
-
-
-def _lanes_filled(width: int, lanes: int) -> float:
-    """The share of lanes that ``width`` adjacent results fill, the last ones in vectors of half the size, a quarter ..."""
-    whole, rest = divmod(width, lanes)
-    return width / ((whole + rest.bit_count()) * lanes)
-
-
-def _roles_along(found: Contraction, vector: BlockIterator) -> _Roles | None:
-    block = found.block
-    in_lhs, in_rhs = depends(found.lhs, vector), depends(found.rhs, vector)
-    if in_lhs == in_rhs:
-        return None
-    column_operand, row_operand = (found.lhs, found.rhs) if in_lhs else (found.rhs, found.lhs)
-    candidates = [
-        item
-        for item in block.data
-        if item is not vector and depends(row_operand, item) and not depends(column_operand, item)
-    ]
-    guarded = () if block.guard is None else symbols_of(block.guard)
-    free = [item for item in candidates if item.symbol not in guarded]
-    return _Roles(vector, _row(free or candidates, row_operand), column_operand, row_operand)
-
-
-def _row(candidates: list[BlockIterator], operand: Expr) -> BlockIterator | None:
-    """The longest, but of those long enough for a tile the one whose steps through the operand are shortest."""
-    longest = max(candidates, key=lambda item: item.bound, default=None)
-    if longest is None or longest.bound < _ROWS_OF_A_TILE:
-        return longest
-
-    def step(item: BlockIterator) -> int:
-        steps = [stride(load, item.symbol) for load in loads_in(operand)]
-        return max((_FAR if step is None else abs(step) for step in steps), default=0)
-
-    return min((item for item in candidates if item.bound >= _ROWS_OF_A_TILE), key=step)
-
-
-def _unit_iterator(block: Block) -> BlockIterator | None:
-    """The data iterator along which results are adjacent in memory."""
-    for item in reversed(block.data):
-        steps = [cell_of(store).coefficient(item.symbol) for store in block.stores]
-        if item.bound > 1 and all(step == 1 for step in steps):
-            return item
-    return None
-
-
-def _unit_strides(expr: Expr, iterator: BlockIterator) -> bool:
-    return all(stride(load, iterator.symbol) in (0, 1) for load in loads_in(expr))
-
-
-def _is_plain(expr: Expr) -> bool:
-    return isinstance(expr, Load)
-
-
 def _contraction(
     found: Contraction, machine: Machine, cost: Cost, parallel: bool, copies: WideCopies
 ) -> tuple[Nest, ...] | None:
     block, prec = found.block, found.block.accumulators[0].symbol.type
-    roles = _roles(found, machine.lanes(prec))
+    roles = roles_of(found, machine.lanes(prec))
     if roles is None or any(item.bound == 0 for item in block.iterators):
         return None
     vector, row = roles.vector, roles.row
     width, height = vector.bound, 1 if row is None else row.bound
-    unit = _unit_strides(roles.column_operand, vector)
+    unit = unit_strides(roles.column_operand, vector)
     may_pack = height >= 8 and (block.guard is None or reads_every_cell(roles.column_operand, block))
     pack_columns = (
         may_pack
         and (machine.panels or not unit)
         and (
             not unit
-            or _lanes_filled(width, machine.lanes(prec))
+            or lanes_filled(width, machine.lanes(prec))
             < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
             or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
             or (
                 height >= _ROWS_THAT_REPAY
-                and not _is_plain(roles.column_operand)
+                and not is_plain(roles.column_operand)
                 and (rounds(roles.column_operand) or not narrow_load(roles.column_operand))
             )
         )
     )
-    if unit and _repeats(block, roles.column_operand) > _MOST_REPEATS:
+    if unit and repeats(block, roles.column_operand) > MOST_REPEATS:
         pack_columns = False  # windows over an image: panels would hold every value many times
     if not unit and not pack_columns:
         return None
@@ -272,7 +192,7 @@ def _note(path: str, packs: int) -> str:
     return f"contraction, {path}" + (f", {packs} packed operand{'s' if packs > 1 else ''}" if packs else "")
 
 
-def _terms_of_a_block_in_place(block: Block, roles: _Roles, machine: Machine) -> int:
+def _terms_of_a_block_in_place(block: Block, roles: Roles, machine: Machine) -> int:
     """Terms of a block where both operands lie across the terms (as in X^T dY): with few terms at a time neither needs
     a copy.
 
@@ -285,10 +205,10 @@ def _terms_of_a_block_in_place(block: Block, roles: _Roles, machine: Machine) ->
     if constant(terms.extent) is None or terms.bound < 2 * _LEAST_TERMS or roles.vector.bound % machine.lanes(f32):
         return 0
     prec = block.accumulators[0].symbol.type
-    if points(block.data) * prec.bytes > machine.cache_bytes or row.bound < _ROWS_OF_A_TILE:
+    if points(block.data) * prec.bytes > machine.cache_bytes or row.bound < ROWS_OF_A_TILE:
         return 0
     for operand, tiled in zip(operands, (row, roles.vector), strict=True):
-        if not (_is_plain(operand) or narrow_load(operand) is not None) or not _unit_strides(operand, tiled):
+        if not (is_plain(operand) or narrow_load(operand) is not None) or not unit_strides(operand, tiled):
             return 0
     far = [stride(load, terms.symbol) for load in loads_in(roles.row_operand)]
     if any(step is None or abs(step) * prec.bytes < _FAR_ROWS // 2 for step in far):
@@ -314,13 +234,6 @@ def _steps_of_a_block(block: Block, machine: Machine) -> int:
     divisors = [steps for steps in range(1, outer.bound) if outer.bound % steps == 0]
     fitting = [steps for steps in divisors if whole * steps <= outer.bound * machine.cache_bytes // 2]
     return max(fitting, default=0)
-
-
-def _repeats(block: Block, operand: Expr) -> float:
-    """How often panels of ``operand`` would hold each cell of the buffers that it reads."""
-    read = points(tuple(item for item in block.iterators if depends(operand, item)))
-    cells = sum({load.buffer: load.buffer.size for load in loads_in(operand)}.values())
-    return read / max(1, cells)
 
 
 def _pays_to_widen(block: Block, operand: Expr) -> bool:
@@ -380,14 +293,14 @@ def _pack_nest(packed: Packed, machine: Machine) -> Nest:
     return one_launch(body, f"packs an operand into panels{how}", cost, parallel, suffix, (packed.buffer,))
 
 
-def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int) -> bool:
+def _pays_to_pack_rows(block: Block, roles: Roles, shape: TileShape, width: int) -> bool:
     """Rows are read by broadcast, so only a far stride along k, or work per value repeated by panels, is worth a copy."""
     row = roles.row
     if row is None or block.guard is not None or width <= shape.columns:
         return False
     if row.bound < 2 * shape.rows or points(block.reduce) < 64:
         return False
-    if not _is_plain(roles.row_operand) and not narrow_load(roles.row_operand):
+    if not is_plain(roles.row_operand) and not narrow_load(roles.row_operand):
         return width >= 4 * shape.columns
     inner = block.reduce[-1]
     steps = [stride(load, inner.symbol) for load in loads_in(roles.row_operand)]
@@ -396,7 +309,7 @@ def _pays_to_pack_rows(block: Block, roles: _Roles, shape: TileShape, width: int
 
 def _pays_to_relay(block: Block, operand: Expr, row: BlockIterator, shape: TileShape) -> bool:
     """Rows far apart that windows read again and again, too many for the first cache: worth a copy side by side."""
-    if min(shape.rows, shape.columns) < _USES_THAT_REPAY or _repeats(block, operand) <= _MOST_REPEATS:
+    if min(shape.rows, shape.columns) < _USES_THAT_REPAY or repeats(block, operand) <= MOST_REPEATS:
         return False
     steps = [stride(load, row.symbol) for load in loads_in(operand)]
     apart = [abs(step) * operand.type.bytes for step in steps if step is not None]
@@ -477,16 +390,16 @@ def _single(block: Block, machine: Machine, lanes: int, parallel: bool) -> tuple
     if not block.reduce:
         return serial(block, parallel=parallel)
     updates = [inline_lets(block, item.update) for item in block.accumulators]
-    vector = _unit_iterator(block)
+    vector = unit_iterator(block)
     columns_fit = vector is not None and constant(vector.extent) is not None and vector.bound > 1
     if columns_fit and vector is not None:
-        columns_fit = all(_unit_strides(update, vector) for update in updates) and any(
+        columns_fit = all(unit_strides(update, vector) for update in updates) and any(
             depends(update, vector) for update in updates
         )
     merged = collapse(block)
     inner = merged.reduce[-1]
     rows_fit = combinable(block) and all(
-        _unit_strides(inline_lets(merged, item.update), inner) for item in merged.accumulators
+        unit_strides(inline_lets(merged, item.update), inner) for item in merged.accumulators
     )
     enough = vector is not None and vector.bound >= machine.lanes(block.accumulators[0].symbol.type)
     if columns_fit and vector is not None and (enough or not rows_fit or inner.bound < lanes):
