@@ -1,7 +1,7 @@
 """A fingerprint of a solved program: equal fingerprints mean equal generated source.
 
-In: a solved program. Out: a text that holds everything that projection, lowering and the passes read of it, and the
-nodes in the order in which the text numbers them. Nothing in it depends on the process: nodes, scopes and packed
+In: a solved program. Out: bytes that hold everything that projection, lowering and the passes read of it, and the
+nodes in the order in which they number them. Nothing in it depends on the process: nodes, scopes and packed
 weights are numbered by first mention, sources stand as ``file.py:12``. Target, numerics and the version of the code
 generator are the caller's to add.
 
@@ -13,15 +13,17 @@ list.
 from __future__ import annotations
 
 import logging
+import marshal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from operator import attrgetter
+from functools import cache
 from os.path import basename
 from typing import Any
 
 from stagedtensor.block_formats import PACKED_ENCODINGS
 from stagedtensor.codegen.solved import SolvedProgram
+from stagedtensor.dims import Shape
 from stagedtensor.encoded import Encoded
 from stagedtensor.node import Node, Role
 from stagedtensor.precision import Prec
@@ -54,52 +56,56 @@ SCOPE_FACTS = frozenset(("derives", "label", "nodes", "result", "source", "spec"
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """``text`` describes a program; ``nodes`` are its nodes, in the order of the numbers that stand for them there."""
+    """``content`` describes a program; ``nodes`` are its nodes, in the order of the numbers that stand for them there."""
 
-    text: str
+    content: bytes
     nodes: tuple[Node, ...]
 
 
 def fingerprint(program: SolvedProgram) -> Fingerprint | None:
-    """Return the fingerprint of ``program``; None where it holds values that have no text, or knows no extents."""
+    """Return the fingerprint of ``program``; None where it holds values of an unknown kind, or knows no extents."""
     if program.extents is None:
         return None
     writer = _Writer(program, program.extents)
     try:
-        statements = [*map(writer.text, program.statements), writer.text(program.comments)]
-        kept = [writer.text(node) for node in sorted(program.keep, key=lambda node: node.number)]
-        lines = [repr(program.name), *statements, *kept, *writer.facts(), *writer.specs]
-    except _NoTextError as error:
+        kept = sorted(program.keep, key=lambda node: node.number)
+        told = (program.name, program.statements, program.comments, kept)
+        whole = (writer.trees(told), writer.facts(), *writer.shared)
+    except _UnknownKindError as error:
         logger.info("no fingerprint: %s", error)
         return None
-    return Fingerprint("\n".join(lines), tuple(writer.nodes))
+    return Fingerprint(_written(whole), tuple(writer.nodes))
 
 
-class _NoTextError(Exception):
+class _UnknownKindError(Exception):
     """A program holds a value of a kind that is not known here."""
 
 
 class _Writer:
-    """Writes values as text; what has identity is numbered by first mention."""
+    """Makes trees of plain values, which are written as bytes at once; what has identity is numbered by first mention.
+
+    A list in such a tree is a sequence of the program, a tuple is anything else and begins with what it is.
+    """
 
     def __init__(self, program: SolvedProgram, extents: Callable[[Scope], ScopeShapes]) -> None:
-        self.nodes: dict[Node, int] = {}
+        self.nodes: dict[Node, tuple[str, int]] = {}
+        self.shared: dict[bytes, int] = {}
+        """What numbers stand for."""
         self._program = program
         self._extents = extents
-        self._scopes: dict[Scope, int] = {}
+        self._scopes: dict[Scope, tuple[str, int]] = {}
         self._encoded: dict[Encoded, int] = {}
-        self._files: dict[str, str] = {}
-        self.specs: dict[str, int] = {}
-        self._specs: dict[int, str] = {}
-        """What stands for the specs seen, by identity: the statements keep them alive."""
-        self._writers: dict[type, Callable[[Any], str]] = {
-            int: str,
-            bool: str,
-            float: float.hex,
-            str: repr,
-            type(None): str,
-            tuple: self._tuple,
-            list: self._tuple,
+        self._seen: dict[int, tuple[Any, tuple[str, int]]] = {}
+        """The values with a number that were met, by identity, and kept alive."""
+        self._specs: dict[Any, tuple[str, int]] = {}
+        self._writers: dict[type, Callable[[Any], Any] | None] = {
+            int: None,
+            bool: None,
+            float: None,
+            str: None,
+            type(None): None,
+            tuple: self.trees,
+            list: self.trees,
             dict: self._mapping,
             Node: self._node,
             Scope: self._scope,
@@ -109,82 +115,91 @@ class _Writer:
             Spec: self._spec,
             ShapeSpec: self._spec,
             RowSpec: self._spec,
+            Shape: self._shared,
+            ScopeShapes: self._shared,
         }
+        """By type: what makes a tree of a value, None for a value that is one."""
 
-    def text(self, value: Any) -> str:
-        """Return the text of any value that a program may hold."""
-        return self._texts((value,))
+    def trees(self, values: Iterable[Any]) -> list[Any]:
+        """Return the trees of several values, of any kind that a program may hold."""
+        known, new = self._writers.get, self._first
+        return [value if (write := known(type(value), new)) is None else write(value) for value in values]
 
-    def _texts(self, values: Iterable[Any]) -> str:
-        """Return the texts of several values, with commas between them."""
-        known = self._writers
-        # written out here: this is most of the work, and a call for each value would take longer than the rest
-        return ",".join([(known.get(type(value)) or self._new_writer(type(value)))(value) for value in values])
+    def _first(self, value: Any) -> Any:
+        writer = self._writers[type(value)] = self._writer_of(type(value))
+        return writer(value)
 
-    def _new_writer(self, kind: type) -> Callable[[Any], str]:
-        writer = self._writers[kind] = self._writer_of(kind)
-        return writer
-
-    def _writer_of(self, kind: type) -> Callable[[Any], str]:
+    def _writer_of(self, kind: type) -> Callable[[Any], Any]:
         if issubclass(kind, Enum):
             texts = {member: str(member) for member in kind}
             return texts.__getitem__
         if not is_dataclass(kind):
-            raise _NoTextError(f"the program holds a {kind.__name__}")
+            raise _UnknownKindError(f"the program holds a {kind.__name__}")
+        # a function of its own for each class, as dataclasses have: most of the work is here
         names = [field.name for field in fields(kind)]
-        if not names:
-            return lambda value: f"{kind.__name__}()"
-        if len(names) == 1:
-            (name,) = names
-            return lambda value: f"{kind.__name__}({self.text(getattr(value, name))})"
-        values = attrgetter(*names)
-        return lambda value: f"{kind.__name__}({self._texts(values(value))})"
+        lines = ["def write(value):"]
+        for name in names:
+            lines += [f"    {name} = value.{name}", f"    how = known(type({name}), new)"]
+            lines += [f"    if how is not None: {name} = how({name})"]
+        lines.append(f"    return ({', '.join([repr(kind.__name__), *names])},)")
+        scope: dict[str, Any] = {"known": self._writers.get, "new": self._first}
+        exec("\n".join(lines), scope)
+        writer: Callable[[Any], Any] = scope["write"]
+        return writer
 
-    def _tuple(self, values: tuple[Any, ...]) -> str:
-        return f"({self._texts(values)})"
+    def _fields(self, value: Any) -> tuple[Any, ...]:
+        names = [field.name for field in fields(value)]
+        return (type(value).__name__, *self.trees([getattr(value, name) for name in names]))
 
-    def _mapping(self, values: dict[Any, Any]) -> str:
-        return f"{{{','.join(f'{self.text(key)}:{self.text(value)}' for key, value in values.items())}}}"
+    def _mapping(self, values: dict[Any, Any]) -> tuple[Any, ...]:
+        return ("dict", *self.trees(values), *self.trees(values.values()))
 
-    def _source(self, source: Source) -> str:
+    @staticmethod
+    def _source(source: Source) -> tuple[str, str, int]:
         """What generated comments say of it: the folder is no part of the program."""
-        name = self._files.get(source.file)
-        if name is None:
-            name = self._files[source.file] = basename(source.file)
-        return f"{name}:{source.line}"
+        return "line", _file_name(source.file), source.line
 
-    def _spec(self, spec: Any) -> str:
-        """Most statements share a few specs: a number stands for each, whichever objects say the same."""
-        known = self._specs.get(id(spec))
+    def _shared(self, value: Any) -> tuple[str, int]:
+        """A number stands for a spec, a shape or extents, whichever objects say the same: a program has a few only."""
+        known = self._seen.get(id(value))
         if known is None:
-            parts = ",".join(self.text(getattr(spec, field.name)) for field in fields(spec))
-            number = self.specs.setdefault(f"{type(spec).__name__}({parts})", len(self.specs))
-            known = self._specs[id(spec)] = f"%{number}"
+            number = self.shared.setdefault(_written(self._fields(value)), len(self.shared))
+            known = self._seen[id(value)] = (value, ("shared", number))
+        return known[1]
+
+    def _spec(self, spec: Any) -> tuple[str, int]:
+        """Many objects are one spec, of names and integers, and know their hash."""
+        known = self._specs.get(spec)
+        if known is None:
+            known = self._specs[spec] = self._shared(spec)
         return known
 
     # -- what has identity ----------------------------------------------------------------------------------------
-    def _node(self, node: Node) -> str:
-        return f"#{self.nodes.setdefault(node, len(self.nodes))}"
+    def _node(self, node: Node) -> tuple[str, int]:
+        known = self.nodes.get(node)
+        if known is None:
+            known = self.nodes[node] = ("node", len(self.nodes))
+        return known
 
-    def _scope(self, scope: Scope) -> str:
-        number = self._scopes.get(scope)
-        if number is not None:
-            return f"@{number}"
-        self._scopes[scope] = len(self._scopes)
+    def _scope(self, scope: Scope) -> tuple[Any, ...]:
+        known = self._scopes.get(scope)
+        if known is not None:
+            return known
+        known = self._scopes[scope] = ("scope", len(self._scopes))
         parts = (scope.spec, scope.nodes, scope.result, scope.source, scope.label, scope.derives, self._extents(scope))
-        return f"@{self._scopes[scope]}={self._tuple(parts)}"
+        return (*known, *self.trees(parts))
 
-    def _packed(self, value: Encoded) -> str:
+    def _packed(self, value: Encoded) -> tuple[Any, ...]:
         """A packed weight without its bytes, which are data. Of an encoding its name is enough where we described it."""
         if not value.encoding.dense and not any(value.encoding is known for known in PACKED_ENCODINGS):
-            raise _NoTextError(f"the program holds a weight in an encoding of its own, {value.encoding}")
+            raise _UnknownKindError(f"the program holds a weight in an encoding of its own, {value.encoding}")
         number = self._encoded.setdefault(value, len(self._encoded))
         parts = (str(value.encoding), value.shape, value.prec, value.order, value.memory_bytes)
-        return f"packed {number}{self._tuple(parts)}"
+        return ("packed", number, *self.trees(parts))
 
-    def facts(self) -> list[str]:
-        """Return a line per node: what generated code may depend on."""
-        program, lines = self._program, []
+    def facts(self) -> list[list[Any]]:
+        """Return a list per node: what generated code may depend on."""
+        program, trees = self._program, []
         for node in self.nodes:
             composite = node.composite
             parts = (
@@ -201,8 +216,16 @@ class _Writer:
                 program.shape(node),
                 program.prec(node),
             )
-            lines.append(self._tuple(parts))
-        return lines
+            trees.append(self.trees(parts))
+        return trees
+
+
+def _written(tree: Any) -> bytes:
+    """Return plain values as bytes; this version of the format knows no identity, so that equal ones are written alike."""
+    return marshal.dumps(tree, 2)
+
+
+_file_name = cache(basename)
 
 
 def _number(node: Node) -> str:

@@ -190,7 +190,7 @@ class CpuDevice:
             key = digest(
                 "tuning",
                 version,
-                known.text,
+                known.content,
                 repr(machine),
                 self.compiler.identity,
                 repr(numerics.key()),
@@ -218,7 +218,7 @@ class CpuDevice:
             code = generate()
         else:
             target = (self.target.name, *sorted(self.target.features), str(self.target.vector_bytes))
-            key = digest("program", version, known.text, repr(target), repr(numerics.key()), f"{fusion} {choices}")
+            key = digest("program", version, known.content, repr(target), repr(numerics.key()), f"{fusion} {choices}")
             code = cached_value(self._cache, key, generate, CpuCode.dumps, code_from_text)
         return code, tuple(numbers)
 

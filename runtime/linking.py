@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 
 from stagedtensor.codegen.solved import SolvedProgram
-from stagedtensor.dims import MEMORY_ORDER
 from stagedtensor.errors import ContextError
 from stagedtensor.initializers import DEFAULT
 from stagedtensor.node import HasNode, Node, Role
@@ -17,8 +16,7 @@ from stagedtensor.program import Comp, Solved
 from stagedtensor.runtime.routine import NodePrecision
 from stagedtensor.runtime.store import BACKED_BY_DATA, ZERO_AT_ALLOCATION, describe
 from stagedtensor.source import user_source
-from stagedtensor.specs import Gathered, StaticIndex
-from stagedtensor.statements import Stage, Statement, accesses
+from stagedtensor.statements import Stage, accesses
 
 
 @dataclass(frozen=True)
@@ -59,27 +57,19 @@ def inspect(solved: Solved, comp: Comp) -> Facts:
         in_place = statement.stage is Stage.UPDATE and target in statement.reads()
         if target.is_gradient and not (statement.unless_narrow or in_place):
             produces.add(target)
-        indices.update(_static_indices(statement))
+        for access in (statement.target, *accesses(statement.expr)):
+            for term in access.rows.static:
+                indices[term.name] = term.size
+    # nodes share their shapes
+    shapes = {id(shape): shape for shape in map(solved.shape, mentioned)}
     extents = {
         axis.dynamic.name: axis.dynamic.max
-        for node in mentioned
-        for _, _, axis in solved.shape(node).axes()
+        for shape in shapes.values()
+        for _, _, axis in shape.axes()
         if axis.dynamic is not None
     }
     ready = frozenset(node for node in inputs if node.role in BACKED_BY_DATA | ZERO_AT_ALLOCATION)
     return Facts(tuple(inputs), tuple(written), ready, frozenset(consumes), frozenset(produces), indices, extents)
-
-
-def _static_indices(statement: Statement) -> dict[str, int]:
-    found = {}
-    for access in (statement.target, *accesses(statement.expr)):
-        for kind in MEMORY_ORDER:
-            for term in access.rows.row(kind).terms:
-                if isinstance(term, StaticIndex):
-                    found[term.name] = term.size
-                elif isinstance(term, Gathered):
-                    continue
-    return found
 
 
 def check_inputs(facts: Facts, borrowed: frozenset[Node], kept: frozenset[Node]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -70,8 +70,7 @@ class Specified:
         return f"region {self.name}" if self.name else self.by
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(NamedTuple):
     """A precision frozen by a routine that compiled."""
 
     prec: Prec
@@ -80,8 +79,7 @@ class Settled:
     reason: Any = None
 
 
-@dataclass(frozen=True)
-class SettledShape:
+class SettledShape(NamedTuple):
     """A shape frozen by a routine that compiled."""
 
     shape: Shape

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -295,12 +296,7 @@ class Requirement:
         if self.counter:
             return u4x32
         if self.exponent_bits:
-            fitting = (
-                prec
-                for prec in FLOATS
-                if prec.exponent_bits >= self.exponent_bits and prec.mantissa_bits >= self.mantissa_bits
-            )
-            return min(fitting, key=lambda prec: (prec.bits, prec.exponent_bits))
+            return _least_float(self.exponent_bits, self.mantissa_bits)
         if self.signed_bits:
             return _BY_NAME[f"i{self.signed_bits}"]
         if self.unsigned_bits:
@@ -308,6 +304,12 @@ class Requirement:
         if self.boolean:
             return bool_
         raise PrecisionError(f"the join of no precision at all is undefined\n  {user_source().quoted()}")
+
+
+@cache
+def _least_float(exponent_bits: int, mantissa_bits: int) -> Prec:
+    fitting = (prec for prec in FLOATS if prec.exponent_bits >= exponent_bits and prec.mantissa_bits >= mantissa_bits)
+    return min(fitting, key=lambda prec: (prec.bits, prec.exponent_bits))
 
 
 def _integer_requirement(signed: int, unsigned: int) -> Requirement:
@@ -334,6 +336,12 @@ _REQUIREMENTS: Final[dict[Prec, Requirement]] = {prec: _requirement(prec) for pr
 
 def join_requirement(*items: Prec | Requirement) -> Requirement:
     """Join formats and requirements into one requirement, in any order with the same result; never raises."""
+    return _joined(frozenset(items))
+
+
+@lru_cache(1024)
+def _joined(items: frozenset[Prec | Requirement]) -> Requirement:
+    """The solver asks for the joins of a few formats, again and again."""
     joined = Requirement()
     for item in items:
         joined = joined | (_REQUIREMENTS[item] if isinstance(item, Prec) else item)

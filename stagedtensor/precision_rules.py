@@ -8,12 +8,13 @@ one op and its interior follows it. Precisions are concluded by the solver; noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
 
 from .node import Node, Role
 from .op_table import OPS
-from .specs import Affine, Anonymous, AxisTerm, Concat, Name, ShapeSpec, Sliced
+from .specs import Affine, Anonymous, AxisTerm, Concat, Name, ShapeSpec, Sliced, Spec
 from .statements import Composite, Operand, OpRecord, Slot
 
 TOP_DOWN_ROLES = frozenset({Role.PLACEHOLDER, Role.LITERAL, Role.PARAM, Role.SAMPLER})
@@ -38,16 +39,14 @@ class Kernel(Enum):
     GRADIENT = "gradient"
 
 
-@dataclass(frozen=True, eq=False)
-class Demand:
+class Demand(NamedTuple):
     """A consumer's demand: its own precision, or the join of its contributing operands (comparisons)."""
 
     consumer: Node
     operands: tuple[Node, ...] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Derivation:
+class Derivation(NamedTuple):
     """The constraints of one node.
 
     ``operands`` contribute (bottom-up, and inside a composite), ``demands`` are made on it (top-down). ``follows`` is
@@ -73,34 +72,33 @@ def component(nodes: Iterable[Node]) -> dict[Node, None]:
     """Return the connected component of ``nodes``: op edges both ways, gradients, composites inside and out."""
     found = dict.fromkeys(nodes)
     stack = list(found)
+    entered: set[Composite] = set()
     while stack:
-        for neighbour in _neighbours(stack.pop()):
+        for neighbour in _neighbours(stack.pop(), entered):
             if neighbour not in found:
                 found[neighbour] = None
                 stack.append(neighbour)
     return found
 
 
-def _neighbours(node: Node) -> Iterator[Node]:
+def _neighbours(node: Node, entered: set[Composite]) -> list[Node]:
+    """The members of a composite are told once, to the first that asks; ``entered`` are those that were."""
+    near = [record.result for record in node.consumers]
     if node.value is not None:
-        yield node.value
+        near.append(node.value)
     if node.gradient is not None:
-        yield node.gradient
-    for record in node.consumers:
-        yield record.result
-    if node.record is not None:
-        yield from (operand.node for operand in node.record.operands)
-        if node.record.composite is not None:
-            yield from _members(node.record.composite)
-    if node.composite is not None:
-        yield from _members(node.composite)
-
-
-def _members(composite: Composite) -> Iterator[Node]:
-    yield from (operand.node for operand in composite.operands)
-    yield from composite.aliases
-    if composite.result is not None:
-        yield composite.result
+        near.append(node.gradient)
+    record = node.record
+    if record is not None:
+        near += [operand.node for operand in record.operands]
+    for composite in (node.composite, record.composite if record is not None else None):
+        if composite is not None and composite not in entered:
+            entered.add(composite)
+            near += [operand.node for operand in composite.operands]
+            near += composite.aliases
+            if composite.result is not None:
+                near.append(composite.result)
+    return near
 
 
 def derive(node: Node) -> Derivation:
@@ -197,7 +195,11 @@ def is_contraction(record: OpRecord) -> bool:
 
 def reduces(record: OpRecord) -> bool:
     """Whether some axis of the operands is absent from the result by the spec."""
-    spec = record.scope.spec
+    return _sums(record.scope.spec)
+
+
+@lru_cache(1024)
+def _sums(spec: Spec) -> bool:
     result = set(_axes(spec.result))
     return any(axis not in result for operand in spec.operands for axis in _axes(operand))
 

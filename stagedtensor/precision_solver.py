@@ -8,8 +8,9 @@ are ordered. Constraints come from ``precision_rules``; values, shapes and state
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from .errors import InternalError, PrecisionError
 from .node import Node, Role, Settled, Specified
@@ -62,9 +63,9 @@ def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> Precision
     """
     graph = component(nodes)
     updates = _updates(graph)
-    ordered = sorted(graph, key=lambda node: node.number)
+    ordered = sorted(graph, key=attrgetter("number"))
     known = ordered[0].answers if ordered else {}
-    facts = (ordered, [_said(node) for node in ordered], updates)
+    facts = (ordered, [*map(_said, ordered)], updates)
     if (last := known.get("precisions")) is not None and last[0] == facts and not debug:
         solution: PrecisionSolution = last[1]
         return solution
@@ -92,9 +93,8 @@ def solve_precisions(nodes: Iterable[Node], *, debug: bool = False) -> Precision
     return solution
 
 
-def _said(node: Node) -> tuple[Specified | Settled | bool | None, ...]:
-    """What may be said of a node's precision after it was built."""
-    return node.specified, node.settled, node.saturate
+_said: Callable[[Node], tuple[Specified | Settled | bool | None, ...]] = attrgetter("specified", "settled", "saturate")
+"""What may be said of a node's precision after it was built."""
 
 
 # -- conditional updates --------------------------------------------------------------------------------------------

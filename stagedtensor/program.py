@@ -7,7 +7,7 @@ successful compile; nothing else here changes a node. No code is generated here.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -51,33 +51,40 @@ class Comp:
     label: str = ""
     attributes: Mapping[str, Any] = field(default_factory=lambda: _NO_ATTRIBUTES)
 
-    def statements(self) -> Iterator[tuple[Statement, Path]]:
-        """Yield each statement with the labels of the parts it is in."""
-        yield from self._walk(())
+    def statements(self) -> tuple[tuple[Statement, Path], ...]:
+        """Return each statement with the labels of the parts it is in."""
+        return self._statements
 
-    def _walk(self, path: Path) -> Iterator[tuple[Statement, Path]]:
+    @cached_property
+    def _statements(self) -> tuple[tuple[Statement, Path], ...]:
+        found: list[tuple[Statement, Path]] = []
+        self._collect((), found)
+        return tuple(found)
+
+    def _collect(self, path: Path, found: list[tuple[Statement, Path]]) -> None:
         if self.label:
             path = (*path, self.label)
         for part in self.parts:
             if isinstance(part, Comp):
-                yield from part._walk(path)
+                part._collect(path, found)
             else:
-                yield part, path
+                found.append((part, path))
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes that statements write or read, in order of first mention."""
         found: dict[Node, None] = {}
         for statement, _ in self.statements():
             found.setdefault(statement.target.node)
-            found.update(dict.fromkeys(statement.reads()))
+            for node in statement.reads():
+                found.setdefault(node)
         return tuple(found)
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> ComputationKey:
         """Return what makes two computations the same: the same statements over the same nodes, in order."""
-        return tuple((path, *_statement_key(statement)) for statement, path in self.statements())
+        return ComputationKey(self)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.statements())
+        return len(self.statements())
 
     def __bool__(self) -> bool:
         return True
@@ -94,6 +101,27 @@ class Comp:
                 shown = path
             lines.append(f"  {statement_text(statement, names.__getitem__)}")
         return "\n".join(lines)
+
+
+class ComputationKey:
+    """Two computations' keys are equal where they have the same statements over the same nodes, in order.
+
+    The hash looks at the nodes that are written alone: most computations are compared with none.
+    """
+
+    def __init__(self, comp: Comp) -> None:
+        self._comp = comp
+        self._hash = hash(tuple([statement.target.node for statement, _ in comp.statements()]))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ComputationKey) and (self._comp is other._comp or self._whole == other._whole)
+
+    @cached_property
+    def _whole(self) -> tuple[Any, ...]:
+        return tuple((path, *_statement_key(statement)) for statement, path in self._comp.statements())
 
 
 def _statement_key(statement: Statement) -> tuple[Any, ...]:
@@ -290,7 +318,8 @@ def solve_program(
     scoped = dict.fromkeys(node for statement, _ in pairs for node in (*statement.scope.nodes, statement.scope.result))
     shapes, precisions = shapes_and_precisions(dict.fromkeys((*nodes, *scoped)))
     check_literals(precisions, nodes)
-    _refuse_counter_state([statement for statement, _ in pairs], precisions)
+    if any([precisions.prec(node) is u4x32 for node in nodes]):
+        _refuse_counter_state([statement for statement, _ in pairs], precisions)
     pairs = [
         (statement, path)
         for statement, path in pairs

@@ -8,7 +8,7 @@ this form; ``shapes.projections`` resolves it once shapes are solved. Nothing he
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 from .dims import MEMORY_ORDER, RowKind
@@ -132,6 +132,21 @@ class ShapeSpec:
         row: RowSpec = getattr(self, kind)
         return row
 
+    @cached_property
+    def terms(self) -> tuple[AxisTerm, ...]:
+        """All terms in memory order, row variables left out."""
+        return tuple(term for kind in MEMORY_ORDER for term in self.row(kind).terms)
+
+    @cached_property
+    def static(self) -> tuple[StaticIndex, ...]:
+        """The terms that are bound when a routine runs, in memory order."""
+        return tuple(term for term in self.terms if isinstance(term, StaticIndex))
+
+    @cached_property
+    def gathered(self) -> tuple[Gathered, ...]:
+        """The terms that are indexed by a tensor, in memory order."""
+        return tuple(term for term in self.terms if isinstance(term, Gathered))
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -154,6 +169,14 @@ class Spec:
     broadcast: bool = False
     text: str = ""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Like that of a row."""
+        return hash((self.operands, self.result, self.broadcast, self.text))
+
 
 def _rows(batch: str | None, input_: str | None, output: str | None) -> ShapeSpec:
     return ShapeSpec(RowSpec(variable=batch), RowSpec(variable=input_), RowSpec(variable=output))
@@ -162,10 +185,14 @@ def _rows(batch: str | None, input_: str | None, output: str | None) -> ShapeSpe
 ALL_ROWS = _rows("batch", "input", "output")
 
 
+@cache
 def pointwise(arity: int) -> Spec:
     """``...|...->...; ... => ...|...->...`` with NumPy broadcasting, row by row, right-aligned."""
     return Spec((ALL_ROWS,) * arity, ALL_ROWS, broadcast=True)
 
+
+FILL = Spec((), ALL_ROWS)
+"""One value for every cell."""
 
 CONTRACTION = Spec(
     (_rows("batch", "contracted", "output"), _rows("batch", "input", "contracted")),

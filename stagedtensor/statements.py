@@ -98,6 +98,11 @@ class Apply:
     op: str
     args: tuple[Expr, ...]
 
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """The accesses below, from left to right: asked for in every step on the way to code."""
+        return tuple(found for arg in self.args for found in accesses(arg))
+
 
 Expr: TypeAlias = Access | NumberLiteral | DimValue | IterValue | LinearIndex | FiniteLimit | Apply
 
@@ -110,11 +115,11 @@ def walk(expr: Expr) -> Iterator[Expr]:
             yield from walk(arg)
 
 
-def accesses(expr: Expr) -> Iterator[Access]:
-    """Yield the accesses of a tree from left to right."""
-    for part in walk(expr):
-        if isinstance(part, Access):
-            yield part
+def accesses(expr: Expr) -> tuple[Access, ...]:
+    """Return the accesses of a tree from left to right."""
+    if isinstance(expr, Apply):
+        return expr.accesses
+    return (expr,) if isinstance(expr, Access) else ()
 
 
 # -- statements ---------------------------------------------------------------------------------------------------
@@ -160,21 +165,19 @@ class Statement:
 
     @cached_property
     def _reads(self) -> tuple[Node, ...]:
-        seen = dict.fromkeys(access.node for access in accesses(self.expr))
-        for term_node in self.index_nodes():
-            seen.setdefault(term_node)
+        found = accesses(self.expr)
+        seen = dict.fromkeys([access.node for access in found])
+        if self.target.rows.gathered or any([access.rows.gathered for access in found]):
+            seen.update(dict.fromkeys(self.index_nodes()))
         if self.op is not None and not self.reset:
             seen.setdefault(self.target.node)
         return tuple(seen)
 
     def index_nodes(self) -> Iterator[Node]:
         """Nodes read to form indices (gather ids)."""
-        from_specs = [self.target.rows, *(access.rows for access in accesses(self.expr))]
-        for rows in from_specs:
-            for kind in ("batch", "input", "output"):
-                for term in rows.row(kind).terms:
-                    if type(term).__name__ == "Gathered":
-                        yield self.scope.nodes[term.operand]  # type: ignore[union-attr]
+        for access in (self.target, *accesses(self.expr)):
+            for term in access.rows.gathered:
+                yield self.scope.nodes[term.operand]
 
 
 # -- op records ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from .node import Node, Placement, Role, Specified
 from .precision import Prec, f32, i32, precision
 from .settings import is_integer, is_number
 from .source import user_source
-from .specs import ALL_ROWS, Spec
+from .specs import ALL_ROWS, FILL
 from .statements import Apply, LinearIndex, NumberLiteral
 from .tensor import Tensor, _parameter_hook, add_gradient, adopt, apply_op, encoded_constant, new_node
 
@@ -287,10 +287,10 @@ def cell_like(node: Node) -> Node:
 
 
 def state(owner: Tensor, kind: str, prec: Any, *, one_cell: bool = False) -> Tensor:
-    """Make optimizer state of ``owner``'s shape, or of one cell: zero at allocation, saved by (parameter name,
-    ``kind``).
+    """Make optimizer state of ``owner``'s shape, or of one cell.
 
-    Cells whose magnitude is below the least normal number are stored as 0.
+    It is zero at allocation and saved by (parameter name, ``kind``). Cells whose magnitude is below the least normal
+    number are stored as 0.
     """
     node = new_node(Role.STATE, f"{owner.label}.{kind}", declared=DeclaredShape() if one_cell else None)
     node.owner, node.state_kind = owner.node, kind
@@ -322,7 +322,7 @@ def _sampler(init: Initializer, name: str | None, seed: int, rows: dict[str, Row
     result = apply_op(
         draw,
         (),
-        Spec((), ALL_ROWS),
+        FILL,
         lambda: Apply(
             "add",
             (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from stagedtensor.errors import GradientError
 from stagedtensor.node import Node, Role, ancestors
 from stagedtensor.source import user_source
-from stagedtensor.specs import ALL_ROWS, Spec
+from stagedtensor.specs import ALL_ROWS, FILL
 from stagedtensor.statements import Access, Expr, NumberLiteral, Scope, Slot, Stage, Statement
 from stagedtensor.tensor import Tensor
 
@@ -63,7 +63,7 @@ def backward_statements(roots: Sequence[Node], useful: Sequence[Node]) -> list[S
 
 def fill(target: Node, value: Expr, stage: Stage, text: str) -> Statement:
     """``target =: value`` over all cells."""
-    scope = Scope(Spec((), ALL_ROWS), (), target.shape_node, user_source(), "fill", derives=False)
+    scope = Scope(FILL, (), target.shape_node, user_source(), "fill", derives=False)
     return Statement(Access(target, ALL_ROWS), value, scope, stage=stage, source=scope.source, text=text)
 
 

@@ -7,15 +7,14 @@ suggestions is the solver's part. A size of 1 and an empty row suggest nothing w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .rows import BROADCAST_HINT, Dim, Extent, Reason, Row, Unknowns, Where, distinct, distinct_dims
 
 
-@dataclass(frozen=True)
-class RowUse:
+class RowUse(NamedTuple):
     """One use of an unknown row: the number of axes it suggests, None while that is not known.
 
     ``weak``: it suggests only axes of size 1 or none. ``neutral``: and only because the others are plain numbers.
@@ -29,8 +28,7 @@ class RowUse:
     covers: bool = False
 
 
-@dataclass(frozen=True)
-class DimUse:
+class DimUse(NamedTuple):
     """One use of an unknown size: the size (and unit) it suggests, None while that is not known."""
 
     dim: Dim
@@ -60,6 +58,11 @@ class Constraint(Protocol):
 
     def results(self) -> Iterator[Row | Dim]:
         """Yield what this constraint computes from other unknowns (chosen only after those)."""
+
+
+def _waiting(constraints: Iterable[Constraint], unknowns: Unknowns) -> list[Constraint]:
+    """Advance constraints between sizes; return those that wait for more: most have nothing to wait for."""
+    return [constraint for constraint in constraints if constraint.advance(unknowns) is None]
 
 
 class Plain:
@@ -157,17 +160,15 @@ class RowJoin:
         if not unknown:
             if result.dims is None:
                 unknowns.bind(result, tuple(Dim() for _ in range(longest)), None, self.where)
-            return self._axes(rows, result.root)
+            return _waiting(self._axes(rows, result.root), unknowns)
         if result.dims is not None and len(unknown) == 1 and longest < len(result.dims):
             unknowns.bind(unknown[0], tuple(Dim() for _ in result.dims), result.reason, self.where)
         return None
 
-    def _axes(self, rows: list[Row], result: Row) -> list[Constraint]:
-        joins: list[Constraint] = []
+    def _axes(self, rows: list[Row], result: Row) -> Iterator[Constraint]:
         for place in range(1, len(result.dims or ()) + 1):
-            dims = tuple(row.dims[-place] for row in rows if row.dims is not None and len(row.dims) >= place)
-            joins.append(DimJoin(dims, (result.dims or ())[-place], self.where))
-        return joins
+            dims = tuple([row.dims[-place] for row in rows if row.dims is not None and len(row.dims) >= place])
+            yield DimJoin(dims, (result.dims or ())[-place], self.where)
 
     def _widened(self, result: Row, rows: list[Row]) -> Exception:
         return self.where.error(
@@ -238,7 +239,7 @@ class RowFits(Plain):
                 "an assignment never widens its target; reduce the operand or declare the target with these axes",
             )
         pairs = zip(reversed(operand.dims), reversed(target.dims), strict=False)
-        return [DimFits(small, large, self.where, self.opens) for small, large in pairs]
+        return _waiting((DimFits(small, large, self.where, self.opens) for small, large in pairs), unknowns)
 
     def uses(self) -> Iterator[RowUse | DimUse]:
         """An unknown operand takes the target's row; an open target must hold its operands."""

@@ -7,8 +7,9 @@ named sizes, row variables, anonymous axes), which projection reads once they ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from stagedtensor.dims import MEMORY_ORDER, CapturedDim, DynamicDim, RowKind
@@ -21,7 +22,76 @@ from .constraints import Constraint, RowFits, RowJoin, RowSplit
 from .rows import Dim, Reason, Row, Unknowns, Where
 from .sizes import AffineSize, CellCount, SameProduct, SliceSize, SumSize
 
-RowOf = Callable[[Node, RowKind], Row]
+RowsOf = Callable[[Node], Mapping[RowKind, Row]]
+_RESULT = -1
+"""The place of a scope's result among its tensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """One row of one tensor of a spec: ``tensor`` is the number of an operand, or -1 for the result.
+
+    ``has_terms``: it is more than a row variable.
+    """
+
+    tensor: int
+    kind: RowKind
+    spec: RowSpec
+    has_terms: bool
+
+
+@dataclass(frozen=True, eq=False)
+class VariablePlan:
+    """One row variable of a spec, and the rows whose middle (or whole) it is. ``place`` says which rows in messages."""
+
+    variable: str
+    operands: tuple[RowPlan, ...]
+    results: tuple[RowPlan, ...]
+    place: str
+
+
+@dataclass(frozen=True, eq=False)
+class SpecPlan:
+    """What equations of a spec can know before they see a node.
+
+    ``terms`` are the rows with axis terms, ``variables`` the row variables, ``flat`` the rows that hold the cells of a
+    variable split another way, each with the names that split them if those stand elsewhere.
+    """
+
+    terms: tuple[RowPlan, ...]
+    variables: tuple[VariablePlan, ...]
+    flat: tuple[tuple[RowPlan, str, tuple[str, ...] | None], ...]
+
+
+@lru_cache(1024)
+def plan(spec: Spec) -> SpecPlan:
+    """Return the plan of a spec: a program has few specs, each in many scopes."""
+    rows = [
+        RowPlan(at, kind, row, bool(row.terms) or row.variable is None)
+        for at, shape in (*enumerate(spec.operands), (_RESULT, spec.result))
+        for kind in MEMORY_ORDER
+        for row in (shape.row(kind),)
+    ]
+    exact = _exact_variables((*spec.operands, spec.result))
+    operands: dict[str, list[RowPlan]] = {}
+    results: dict[str, list[RowPlan]] = {}
+    flat = []
+    for row in rows:
+        variable = row.spec.variable
+        if variable is None:
+            continue
+        names = flat_partner(spec, variable)
+        if row.spec.flatten and (variable in exact or names is not None):
+            flat.append((row, variable, names))
+        else:
+            (results if row.tensor == _RESULT else operands).setdefault(variable, []).append(row)
+            exact.add(variable)
+    variables = []
+    for variable in dict.fromkeys([*operands, *results]):
+        mine, given = operands.get(variable, []), results.get(variable, [])
+        place = given[0].kind if given else " and ".join(dict.fromkeys(row.kind for row in mine))
+        variables.append(VariablePlan(variable, tuple(mine), tuple(given), place))
+    return SpecPlan(tuple(row for row in rows if row.has_terms), tuple(variables), tuple(flat))
 
 
 @dataclass
@@ -52,7 +122,7 @@ class ScopeEquations:
     def __init__(
         self,
         scope: Scope,
-        row_of: RowOf,
+        rows_of: RowsOf,
         neutral: Callable[[Node], bool],
         captured: Callable[[int], Dim],
         unknowns: Unknowns,
@@ -60,28 +130,30 @@ class ScopeEquations:
         self.scope = scope
         self.variables = ScopeVariables()
         self.constraints: list[Constraint] = []
-        self._row_of = row_of
+        self._rows = [rows_of(node) for node in (*scope.nodes, scope.result)]
         self._neutral = neutral
         self._captured = captured
         self._unknowns = unknowns
-        self._operand_rows: dict[str, list[tuple[Row, Node, RowKind]]] = {}
-        self._result_rows: dict[str, list[tuple[Row, RowKind]]] = {}
-        self._flat: list[tuple[Row, str, RowKind]] = []
+        self._plan = plan(scope.spec)
+        self._middles: dict[RowPlan, Row] = {}
+        """Of rows with terms around a row variable: what the variable stands for."""
         self._places: dict[str, Where] = {}
 
     def build(self) -> ScopeVariables:
         """Build all constraints; a result name without a size is a ``SpecError``."""
-        scope, spec = self.scope, self.scope.spec
+        scope = self.scope
         for name, size in scope.sizes.items():
             self._fix(self._name(name), size)
-        exact = _exact_variables(spec.operands) | _exact_variables((spec.result,))
-        for node, shape in zip(scope.nodes, spec.operands, strict=True):
-            for kind in MEMORY_ORDER:
-                self._row(node, kind, shape.row(kind), exact, is_result=False)
+        for row in self._plan.terms:
+            if row.tensor != _RESULT:
+                self._row_of_terms(row)
         self._check_result_names()
-        for kind in MEMORY_ORDER:
-            self._row(scope.result, kind, spec.result.row(kind), exact, is_result=True)
-        self._relate_variables()
+        for row in self._plan.terms:
+            if row.tensor == _RESULT:
+                self._row_of_terms(row)
+        for variable in self._plan.variables:
+            self._relate(variable)
+        self._relate_flat()
         for name, key in scope.captures.items():
             where = self._where()
             if name in self.variables.rows:
@@ -173,39 +245,37 @@ class ScopeEquations:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _row(self, node: Node, kind: RowKind, spec: RowSpec, exact: set[str], *, is_result: bool) -> None:
-        where, row = self._where(kind), self._row_of(node, kind)
-        leading = tuple(self._term(term, kind, is_result) for term in spec.leading)
-        trailing = tuple(self._term(term, kind, is_result) for term in spec.trailing)
-        if spec.variable is None:
-            dims = leading + trailing
-            found = row.root.dims
-            if found is not None and len(found) != len(dims):
-                count = f"{len(found)} {'axis' if len(found) == 1 else 'axes'}"
-                raise where.error(
-                    f"the {kind} row of {node.label!r} has {count} where the spec"
-                    f"{f' {self.scope.spec.text!r}' if self.scope.spec.text else ''} has {len(dims)}",
-                    [(str(row), row.root.reason)],
-                    "name every axis of the row, or let a row variable (...) stand for the rest" + self._letters(),
-                )
-            if found is None:
-                self._unknowns.bind(row, dims, None, where)
-                return
-            for term, dim, axis in zip(spec.leading + spec.trailing, dims, found, strict=True):
-                self._unknowns.unify(dim, axis, replace(where, index=", ".join(term_names(term))))
-            return
-        middle = row
-        if leading or trailing:
-            middle = Row()
+    def _node(self, row: RowPlan) -> Node:
+        return self.scope.result if row.tensor == _RESULT else self.scope.nodes[row.tensor]
+
+    def _middle(self, row: RowPlan) -> Row:
+        """Return what a row's variable stands for: the whole row where there is nothing else."""
+        return self._middles[row] if row.has_terms else self._rows[row.tensor][row.kind]
+
+    def _row_of_terms(self, plan: RowPlan) -> None:
+        kind, spec, is_result = plan.kind, plan.spec, plan.tensor == _RESULT
+        node, row, where = self._node(plan), self._rows[plan.tensor][kind], self._where(kind)
+        leading = tuple([self._term(term, kind, is_result) for term in spec.leading])
+        trailing = tuple([self._term(term, kind, is_result) for term in spec.trailing])
+        if spec.variable is not None:
+            middle = self._middles[plan] = Row()
             self.constraints.append(RowSplit(row, leading, middle, trailing, repr(node.label), where))
-        if spec.flatten and (spec.variable in exact or flat_partner(self.scope.spec, spec.variable) is not None):
-            self._flat.append((middle, spec.variable, kind))
-        elif is_result:
-            self._result_rows.setdefault(spec.variable, []).append((middle, kind))
-            exact.add(spec.variable)
-        else:
-            self._operand_rows.setdefault(spec.variable, []).append((middle, node, kind))
-            exact.add(spec.variable)
+            return
+        dims = leading + trailing
+        found = row.root.dims
+        if found is not None and len(found) != len(dims):
+            count = f"{len(found)} {'axis' if len(found) == 1 else 'axes'}"
+            raise where.error(
+                f"the {kind} row of {node.label!r} has {count} where the spec"
+                f"{f' {self.scope.spec.text!r}' if self.scope.spec.text else ''} has {len(dims)}",
+                [(str(row), row.root.reason)],
+                "name every axis of the row, or let a row variable (...) stand for the rest" + self._letters(),
+            )
+        if found is None:
+            self._unknowns.bind(row, dims, None, where)
+            return
+        for term, dim, axis in zip(spec.leading + spec.trailing, dims, found, strict=True):
+            self._unknowns.unify(dim, axis, where._replace(term=", ".join(term_names(term))))
 
     def _letters(self) -> str:
         """Return a hint where a spec may have been meant to have names of several letters."""
@@ -215,37 +285,43 @@ class ScopeEquations:
             return ""
         return f"; in a spec without any of , * + ^ each letter is an axis: {word!r} is {', '.join(word)}"
 
-    def _relate_variables(self) -> None:
-        for variable in dict.fromkeys([*self._operand_rows, *self._result_rows]):
-            operands = self._operand_rows.get(variable, [])
-            results = self._result_rows.get(variable, [])
-            kind = (results or [(Row(), operands[0][2] if operands else "output")])[0][1]
-            where = self._where(kind if results else " and ".join(dict.fromkeys(kind for _, _, kind in operands)))
-            whole = results[0][0] if results else Row()
-            for other, _ in results[1:]:
-                self._unknowns.unify_rows(whole, other, where)
-            self.variables.rows[variable] = whole
-            if not self.scope.spec.broadcast:
-                for row, _, _ in operands:
-                    self._unknowns.unify_rows(whole, row, where)
-            elif results and not self.scope.derives:
-                # optimizer state has its parameter's shape; only cells and state without an owner take one from use
-                target = self.scope.result
-                opens = target.role in (Role.CELL, Role.STATE) and target.owner is None and not target.is_gradient
-                self.constraints.extend(RowFits(row, whole, where, opens) for row, _, _ in operands)
-            elif operands:
-                rows = tuple(row for row, _, _ in operands)
-                flags = tuple(self._neutral(node) for _, node, _ in operands)
-                silent = tuple(node.is_gradient for _, node, _ in operands)
-                self.constraints.append(RowJoin(rows, flags, whole, where, silent=silent))
-        for row, variable, kind in self._flat:
-            partner = flat_partner(self.scope.spec, variable)
+    def _relate(self, plan: VariablePlan) -> None:
+        scope, where = self.scope, self._where(plan.place)
+        operands = [self._middle(row) for row in plan.operands]
+        results = [self._middle(row) for row in plan.results]
+        whole = results[0] if results else Row()
+        for other in results[1:]:
+            self._unknowns.unify_rows(whole, other, where)
+        self.variables.rows[plan.variable] = whole
+        if not scope.spec.broadcast or (results and scope.derives and _are_one(operands)):
+            for row in operands:
+                self._unknowns.unify_rows(whole, row, where)
+        elif results and not scope.derives:
+            # optimizer state has its parameter's shape; only cells and state without an owner take one from use
+            target = scope.result
+            opens = target.role in (Role.CELL, Role.STATE) and target.owner is None and not target.is_gradient
+            fitted = [row for row in operands if row.root is not whole.root]
+            self.constraints.extend([RowFits(row, whole, where, opens) for row in fitted])
+        elif operands:
+            nodes = [self._node(row) for row in plan.operands]
+            flags = tuple([self._neutral(node) for node in nodes])
+            silent = tuple([node.is_gradient for node in nodes])
+            self.constraints.append(RowJoin(tuple(operands), flags, whole, where, silent=silent))
+
+    def _relate_flat(self) -> None:
+        for row, variable, partner in self._plan.flat:
+            where = self._where(row.kind)
             if partner is None:
                 whole = self.variables.rows[variable]
             else:
-                whole = Row(tuple(self._name(name) for name in partner), self._where(kind).reason)
+                whole = Row(tuple([self._name(name) for name in partner]), where.reason)
                 self.variables.rows[variable] = whole
-            self.constraints.append(SameProduct(row, whole, self._where(kind)))
+            self.constraints.append(SameProduct(self._middle(row), whole, where))
+
+
+def _are_one(rows: Sequence[Row]) -> bool:
+    """Whether there is one row only, which then is what it broadcasts to."""
+    return all(row.root is rows[0].root for row in rows)
 
 
 def flat_partner(spec: Spec, variable: str) -> tuple[str, ...] | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from stagedtensor.dims import CapturedDim
 from stagedtensor.node import Node, Role
-from stagedtensor.statements import Scope
+from stagedtensor.statements import Composite, Scope
 
 
 def owner_of_shape(node: Node) -> Node:
@@ -35,57 +36,60 @@ class Component:
 
 def component(nodes: Iterable[Node], *, uses: bool = True) -> Component:
     """Collect the connected component of ``nodes``; without ``uses`` only what they are computed from."""
-    seen: dict[Node, None] = {}
-    scopes: dict[Scope, None] = {}
-    waiting = list(nodes)
+    seen = set(nodes)
+    waiting = list(seen)
+    scopes: set[Scope] = set()
+    entered: set[Composite] = set()
+    owners: set[Node] = set()
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen[node] = None
+        owner = owner_of_shape(node)
+        owners.add(owner)
+        near = [owner]
         for scope in _scopes(node, uses):
             if scope not in scopes:
-                scopes[scope] = None
-                waiting += [*scope.nodes, scope.result, *_anchors(scope.sizes.values())]
-        waiting += _neighbours(node, uses)
-    owners = sorted({owner_of_shape(node) for node in seen}, key=lambda node: node.number)
+                scopes.add(scope)
+                near += scope.nodes
+                near.append(scope.result)
+                near += _anchors(scope.sizes.values())
+        near += _neighbours(node, uses, entered)
+        for other in near:
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
     ordered = sorted(
         scopes, key=lambda scope: (scope.result.number, [node.number for node in scope.nodes], scope.label)
     )
-    return Component(tuple(owners), tuple(ordered), _plain_numbers(owners))
+    numbered = sorted(owners, key=attrgetter("number"))
+    return Component(tuple(numbered), tuple(ordered), _plain_numbers(numbered))
 
 
-def _scopes(node: Node, uses: bool) -> Iterator[Scope]:
+def _scopes(node: Node, uses: bool) -> list[Scope]:
+    found = [node.record.scope] if node.record is not None else []
+    if uses:
+        found += [record.scope for record in node.consumers]
+        found += [writer for writer in node.writers if isinstance(writer, Scope)]
+    return found
+
+
+def _neighbours(node: Node, uses: bool, entered: set[Composite]) -> list[Node]:
+    """Of a record its result is enough, whose operands follow; the members of a composite are told once."""
+    near = [other for other in (node.value, node.gradient if uses else None, node.owner) if other is not None]
     if node.record is not None:
-        yield node.record.scope
-    if not uses:
-        return
-    for record in node.consumers:
-        yield record.scope
-    for writer in node.writers:
-        if isinstance(writer, Scope):
-            yield writer
-
-
-def _neighbours(node: Node, uses: bool) -> Iterator[Node]:
-    yield owner_of_shape(node)
-    for other in (node.value, node.gradient if uses else None, node.owner):
-        if other is not None:
-            yield other
-    if node.record is not None:
-        yield from (operand.node for operand in node.record.operands)
-        yield node.record.result
-    for record in node.consumers if uses else ():
-        yield record.result
-        yield from (operand.node for operand in record.operands)
+        near += [operand.node for operand in node.record.operands]
+        near.append(node.record.result)
+    if uses:
+        near += [record.result for record in node.consumers]
     border = node.composite
-    if border is not None:
-        yield from (operand.node for operand in border.operands)
-        yield from border.aliases
-        yield from (end for end in (border.inner, border.result) if end is not None)
+    if border is not None and border not in entered:
+        entered.add(border)
+        near += [operand.node for operand in border.operands]
+        near += border.aliases
+        near += [end for end in (border.inner, border.result) if end is not None]
     if node.declared is not None:
         rows = (node.declared.batch, node.declared.input, node.declared.output)
-        yield from _anchors(axis.size for row in rows for axis in row.axes)
+        near += _anchors(axis.size for row in rows for axis in row.axes)
+    return near
 
 
 def _anchors(sizes: Iterable[Any]) -> Iterator[Node]:

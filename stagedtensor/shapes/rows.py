@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stagedtensor.dims import DynamicDim
 from stagedtensor.errors import ShapeError
@@ -29,14 +29,13 @@ class Reason:
         return f"{self.text}, {self.source.quoted()}"
 
 
-@dataclass(frozen=True)
-class Where:
-    """The place that demands something: an op's label, the user's line, which row of it, which index of a spec."""
+class Where(NamedTuple):
+    """The place that demands something: an op's label, the user's line, which row of it, which term of a spec."""
 
     label: str
     source: Source
     row: str = ""
-    index: str = ""
+    term: str = ""
 
     @property
     def reason(self) -> Reason:
@@ -126,10 +125,10 @@ EQUAL_HINT = "make the sizes equal; a spec broadcasts nothing, a size of 1 inclu
 
 
 class Unknowns:
-    """Every change of a variable goes through here: ``woken`` collects the watchers of what changed, ``changed`` the
-    variables.
+    """Every change of a variable goes through here.
 
-    Two variables that become one tell only those something who watch both, or who watched the one that knew less.
+    ``changed`` collects the variables, ``woken`` their watchers. Two variables that become one tell only those
+    something who watch both, or who watched the one that knew less.
     """
 
     def __init__(self) -> None:
@@ -229,5 +228,5 @@ class Unknowns:
 
 
 def _in_row(where: Where) -> str:
-    index = f" at index {where.index!r}" if where.index else ""
+    index = f" at index {where.term!r}" if where.term else ""
     return f"{index} in the {where.row} row" if where.row else index

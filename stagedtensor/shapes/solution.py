@@ -34,7 +34,7 @@ class ShapeSolution:
         self,
         shapes: dict[Node, Shape],
         captures: dict[int, Extent],
-        origins: dict[Node, tuple[Source, ...]],
+        origins: Callable[[Node], tuple[Source, ...]],
         scopes: dict[Scope, ScopeShapes],
         solve_scope: Callable[[Scope, ShapeSolution], ScopeShapes],
         undetermined: ShapeError | None = None,
@@ -75,7 +75,7 @@ class ShapeSolution:
 
     def origin(self, node: Node) -> tuple[Source, ...]:
         """Return the user's lines that decided a node's shape, the node's own first."""
-        return self._origins[owner_of_shape(node)]
+        return self._origins(owner_of_shape(node))
 
     def scope(self, scope: Scope) -> ScopeShapes:
         """Return the extents of a scope's iterators; a scope that no node records is solved on the fly.
@@ -90,7 +90,8 @@ class ShapeSolution:
     def _solved_alike(self, scope: Scope) -> ScopeShapes:
         """Solve a scope, once for all of one spec over nodes of the same shapes: the layers of a network have many."""
         result, nodes = scope.result, (*scope.nodes, scope.result)
-        if scope.sizes or scope.captures or result.declared is not None or not all(node in self for node in nodes):
+        declares = scope.derives and result.declared is not None
+        if scope.sizes or scope.captures or declares or not all([node in self for node in nodes]):
             return self._solve_scope(scope, self)
         facts = (scope.derives, result.role, result.owner is None, *(node.is_gradient for node in nodes))
         form = (scope.spec, facts, tuple(map(self.shape, nodes)))

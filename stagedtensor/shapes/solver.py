@@ -10,20 +10,23 @@ kept with it, and holds until something is built from it or settled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
-from stagedtensor.dims import MEMORY_ORDER, PRINT_ORDER, Axis, CapturedDim, DynamicDim, RowKind, Shape, Size
+from stagedtensor.dims import MEMORY_ORDER, PRINT_ORDER, CapturedDim, DynamicDim, RowKind, Shape, Size
 from stagedtensor.errors import InternalError, ShapeError, SpecError
 from stagedtensor.node import Node, Role
 from stagedtensor.source import Source
+from stagedtensor.specs import pointwise
 from stagedtensor.statements import Scope
 
 from .choices import Choices, Clash
 from .constraints import DimUse, RowSplit, RowUse
 from .equations import ScopeEquations, ScopeVariables
 from .graph import Component, component, owner_of_shape
-from .rows import Dim, Extent, Reason, Row, Unknowns, Where
-from .solution import ScopeShapes, ShapeSolution, sized_axis
+from .readout import ReadOut, origin
+from .rows import Dim, Reason, Row, Unknowns, Where
+from .solution import ScopeShapes, ShapeSolution
 from .worklist import WorkList
 
 __all__ = ["ScopeShapes", "ShapeSolution", "solve_shapes"]
@@ -119,8 +122,12 @@ class _Solver:
             reason = Reason(f"settled for {node.label!r} by routine {frozen.routine!r}", frozen.source)
             self.fix(node, frozen.shape, reason)
             return
-        self.rows[node] = {kind: Row() for kind in MEMORY_ORDER}
-        for kind, row in self.rows[node].items():
+        other = _same_shape(node)
+        if other is not None and other in self.rows:
+            self.rows[node] = self.rows[other]
+            return
+        rows = self.rows[node] = {kind: Row() for kind in MEMORY_ORDER}
+        for kind, row in rows.items():
             row.place = (node.number, Where(node.label, node.source, kind))
         if node.declared is None:
             return
@@ -168,14 +175,17 @@ class _Solver:
         """Return the variable of a captured size."""
         return self.captures.setdefault(key, Dim())
 
-    def row_of(self, node: Node, kind: RowKind) -> Row:
-        """Return the variable of a node's row."""
-        return self.rows[owner_of_shape(node)][kind]
+    def rows_of(self, node: Node) -> dict[RowKind, Row]:
+        """Return the variables of a node's rows."""
+        return self.rows[owner_of_shape(node)]
 
     def add_scope(self, scope: Scope) -> None:
-        """Add the constraints of a scope."""
+        """Add the constraints of a scope; there are none where one node has the rows of another."""
+        if _is_plain(scope) and self.rows_of(scope.result) is (rows := self.rows_of(scope.nodes[0])):
+            self.variables[scope] = ScopeVariables(rows=dict[str, Row](rows.items()))
+            return
         neutral = self.graph.neutral
-        equations = ScopeEquations(scope, self.row_of, lambda node: node in neutral, self.captured, self.unknowns)
+        equations = ScopeEquations(scope, self.rows_of, neutral.__contains__, self.captured, self.unknowns)
         self.variables[scope] = equations.build()
         self.work.add(equations.constraints)
 
@@ -379,48 +389,45 @@ class _Solver:
 
     def scope_shapes(self, scope: Scope) -> ScopeShapes:
         """Read the solved variables of a scope."""
-        found = self.variables[scope]
-        return ScopeShapes(
-            {name: _extent(dim) for name, dim in found.names.items()},
-            {name: tuple(_extent(dim) for dim in row.root.dims or ()) for name, row in found.rows.items()},
-            {key: _extent(dim) for key, dim in found.anonymous.items()},
-        )
+        found = ReadOut().scope(self.variables[scope])
+        if found is None:
+            raise InternalError("a size is still unknown after the shape solver finished")
+        return found
 
     def solution(self) -> ShapeSolution:
-        """Read everything out."""
-        shapes: dict[Node, Shape] = {}
-        origins: dict[Node, tuple[Source, ...]] = {}
-        for node, rows in self.rows.items():
-            if not _is_known(*rows.values()):
-                continue
-            shapes[node] = Shape(**{kind: tuple(_axis(dim) for dim in rows[kind].root.dims or ()) for kind in rows})
-            reasons = [rows[kind].root.reason for kind in MEMORY_ORDER]
-            reasons += [dim.root.reason for kind in MEMORY_ORDER for dim in rows[kind].root.dims or ()]
-            sources = [node.source, *(reason.source for reason in reasons if reason is not None)]
-            origins[node] = tuple(dict.fromkeys(sources))
-        captures = {key: _extent(dim) for key, dim in self.captures.items() if dim.root.extent is not None}
+        """Read everything out that is known."""
+        read = ReadOut()
+        shapes = {node: shape for node, rows in self.rows.items() if (shape := read.shape(rows)) is not None}
+        captures = {key: extent for key, dim in self.captures.items() if (extent := dim.root.extent) is not None}
         scopes = {
-            scope: self.scope_shapes(scope)
-            for scope, found in self.variables.items()
-            if _is_known(*found.rows.values(), Row((*found.names.values(), *found.anonymous.values())))
+            scope: extents
+            for scope, variables in self.variables.items()
+            if (extents := read.scope(variables)) is not None
         }
+        origins = partial(_origin, self.rows)
         return ShapeSolution(shapes, captures, origins, scopes, _solve_scope, self.undetermined)
+
+
+def _same_shape(node: Node) -> Node | None:
+    """Return the node whose rows are those of ``node``, whatever they are: the one operand of a pointwise op."""
+    record = node.record
+    if record is None or node.declared is not None:
+        return None
+    scope = record.scope
+    return owner_of_shape(scope.nodes[0]) if _is_plain(scope) and scope.derives and scope.result is node else None
+
+
+_ALONE = pointwise(1)
+
+
+def _is_plain(scope: Scope) -> bool:
+    """Whether a scope says only that a row broadcasts to another."""
+    return scope.spec is _ALONE and not scope.sizes and not scope.captures
+
+
+def _origin(rows: Mapping[Node, Mapping[RowKind, Row]], node: Node) -> tuple[Source, ...]:
+    return origin(node, rows[node])
 
 
 def _weak_ranks(uses: Sequence[RowUse]) -> list[int]:
     return [use.rank for use in uses if use.rank is not None and use.weak and not use.neutral]
-
-
-def _is_known(*rows: Row) -> bool:
-    return all(row.root.dims is not None and all(dim.root.extent is not None for dim in row.root.dims) for row in rows)
-
-
-def _extent(dim: Dim) -> Extent:
-    extent = dim.root.extent
-    if extent is None:
-        raise InternalError("a size is still unknown after the shape solver finished")
-    return extent
-
-
-def _axis(dim: Dim) -> Axis:
-    return sized_axis(_extent(dim), dim.root.label)

@@ -25,6 +25,8 @@ class WorkList:
         self.waiting: dict[Constraint, Order] = {}
         self.stirred: dict[Row | Dim, None] = {}
         self._pending: dict[Constraint, None] = {}
+        self._watching: set[Constraint] = set()
+        """Those that were looked at and are noted with their variables."""
         self._count = 0
 
     def add(self, constraints: Iterable[Constraint]) -> None:
@@ -48,17 +50,22 @@ class WorkList:
             if order is None:
                 continue
             replaced = constraint.advance(unknowns)
-            if replaced is not None:
+            if replaced is None:
+                self._watching.add(constraint)
+                for variable in constraint.mentions():
+                    root = variable.root
+                    self.stirred[root] = None
+                    root.watchers[constraint] = None
+            else:
                 del self.waiting[constraint]
                 for place, new in enumerate(replaced):
                     self._take(new, (*order, place))
-            for variable in constraint.mentions():
-                root = variable.root
-                self.stirred[root] = None
-                if replaced is None:
-                    root.watchers[constraint] = None
-                else:
-                    root.watchers.pop(constraint, None)
+                if constraint in self._watching:
+                    self._watching.remove(constraint)
+                    for variable in constraint.mentions():
+                        root = variable.root
+                        self.stirred[root] = None
+                        root.watchers.pop(constraint, None)
             self._wake()
 
     def _wake(self) -> None:

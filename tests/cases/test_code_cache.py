@@ -311,7 +311,7 @@ from stagedtensor.runtime import linking
 for build in cases.PROGRAMS:
     with st.Session():
         found = fingerprint(linking.for_codegen(solve_program(build(), "step"), frozenset()))
-        print(hashlib.sha256(found.text.encode()).hexdigest())
+        print(hashlib.sha256(found.content).hexdigest())
 """
 
 

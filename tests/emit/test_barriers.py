@@ -30,7 +30,9 @@ def test_conflicts_are_those_of_all_pairs(seed: int) -> None:
     for place in range(30):
         buffer = Buffer(f"b{place}", f32, (rng.choice([0, 1, 16, 100, 1000]),))
         buffers.append((buffer, rng.choice([None, rng.randrange(0, 8000, 64)])))
-    pending, everything, conflicts = _Pending(), [], []
+    pending = _Pending()
+    everything: list[_Access] = []
+    conflicts: list[bool] = []
     for _ in range(200):
         new = access(rng, buffers)
         found = any(_conflict(old, new) for old in pending.touching(new))

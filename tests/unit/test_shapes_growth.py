@@ -8,8 +8,11 @@ from itertools import pairwise
 import pytest
 
 import stagedtensor as st
+from stagedtensor.program import solve_program
 from stagedtensor.shapes import choices, constraints
+from stagedtensor.shapes.solution import ScopeShapes, ShapeSolution
 from stagedtensor.shapes.solver import solve_shapes
+from stagedtensor.statements import Scope
 
 
 def hidden_sizes(layers: int) -> st.Tensor:
@@ -77,3 +80,38 @@ def test_the_order_of_construction_does_not_count() -> None:
             solution = solve_shapes([y.node])
             shapes.append([str(solution.shape(param.node)) for half in (0, 1) for param in halves[half][0]])
     assert shapes[0] == shapes[1]
+
+
+def test_equal_shapes_and_extents_are_one_object() -> None:
+    """A network has few different ones, and who asks next can tell them apart by identity."""
+    x = st.placeholder("x", batch=[8], output=[16])
+    first, second = st.relu(x) + 1.0, st.relu(x * 2.0) + 3.0
+    total = first * second
+    solution = solve_shapes([total.node])
+    assert solution.shape(first.node) is solution.shape(second.node) is solution.shape(x.node)
+    records = [first.node.record, second.node.record]
+    scopes = [solution.scope(record.scope) for record in records if record is not None]
+    assert len(scopes) == 2
+    assert scopes[0] is scopes[1]
+
+
+def test_scopes_of_one_form_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeroing declared parameters of one shape: no record knows these scopes, and they differ in their nodes alone."""
+    h = st.placeholder("x", batch=[8], output=[16])
+    for at in range(6):
+        h = st.param(f"w{at}", input=[16], output=[16]) @ h
+    step = st.grad_update(st.sum(h))
+    solved = solve_program(step)
+    calls: list[Scope] = []
+    solve = solved.shapes._solve_scope
+
+    def counted(scope: Scope, solution: ShapeSolution) -> ScopeShapes:
+        calls.append(scope)
+        return solve(scope, solution)
+
+    monkeypatch.setattr(solved.shapes, "_solve_scope", counted)
+    fills = [statement for statement in solved.statements if statement.scope.label == "fill"]
+    for statement in fills:
+        solved.shapes.scope(statement.scope)
+    assert len(fills) > 6
+    assert len(calls) < 6
