@@ -108,15 +108,8 @@ def multiplied(
     ``resident`` is the left operand where fragments of it are read from shared memory; with ``left_by_cell`` it is
     there too, but in no form for that.
     """
-    depth = depth_of(instruction)
-    guards = [given.guard if given.guarded == side else None for side in ("left", "right")]
-    left_side = Side(given.left, given.rows, given.depth, across.batch, guards[0])
-    right_side = Side(given.right, given.columns, given.depth, across.batch, guards[1])
-    left = resident or Panel("left_tile", left_side, shape.rows, depth, instruction, by_cell=left_by_cell)
-    right = Panel("right_tile", right_side, shape.columns, depth, instruction)
+    stages = _stages(given, instruction, shape, across, resident, left_by_cell)
     watched = watch(given, instruction)
-    stages = 3 if 3 * (left.nbytes + right.nbytes) <= STATIC_SHARED else 2
-    tiles_of = {panel: panel.buffer(stages) for panel in (left, right)}
     down, beside = shape.warp_rows // _M, shape.warp_columns // _N
     states = Buffer(given.accumulator.symbol.hint, f32, (down, beside, 4), "register")
     lane, warp_row, warp_column = index_symbol("lane"), index_symbol("warp_row"), index_symbol("warp_column")
@@ -127,53 +120,98 @@ def multiplied(
         Let(warp_column, multiply(modulo(warp, shape.across), shape.warp_columns)),
     ]
     place = _Place(Var(lane), Var(warp_row), Var(warp_column))
-    layers = -(-given.sizes[2] // depth)
+    layers = -(-given.sizes[2] // stages.depth)
 
     def issue(layer: Expr) -> list[Stmt]:
-        """Start the copies of one layer of depth into its stage."""
-        started: list[Stmt] = []
-        for panel, first in ((left, across.row), (right, across.column)):
-            stage, start = modulo(layer, stages), multiply(layer, depth)
-            started += panel.copy(tiles_of[panel], stage, first, start, thread, shape.threads)
-        return started
+        return stages.issue(layer, across, thread, shape.threads)
 
     ahead, layer = index_symbol("i_stage"), index_symbol("i_depth")
-    next_layer = add(Var(layer), stages - 1)
-    commit, wait = call("st_copy_async_commit"), call(f"st_copy_async_wait_{stages - 2}")
+    first = stages.count - 1  # layers whose copies run before the first one is multiplied
+    next_layer = add(Var(layer), first)
+    commit, wait = call("st_copy_async_commit"), call(f"st_copy_async_wait_{stages.count - 2}")
     steps: list[Stmt] = [
         wait,
         Barrier(),
         *_where(True, less(next_layer, layers), issue(next_layer)),
         commit,
-        _multiply(place, states, (left, tiles_of[left]), (right, tiles_of[right]), Var(layer), watched),
+        _multiply(place, states, stages, Var(layer), watched),
     ]
     body: list[Stmt] = [
         Alloc(states),
         *([] if watched is None else [Alloc(watched.seen), watched.clear()]),
         _fill(given, across, place, states),
-        loop(
-            ahead,
-            stages - 1,
-            [*_where(layers < stages - 1, less(Var(ahead), layers), issue(Var(ahead))), commit],
-            "unroll",
-        ),
+        loop(ahead, first, [*_where(layers < first, less(Var(ahead), layers), issue(Var(ahead))), commit], "unroll"),
         loop(layer, layers, steps),
         *_finished(given, across, place, states, watched, shape, thread),
         Barrier(),  # the next tile's copies go into the stages just read
     ]
-    copied = [panel for panel in (left, right) if isinstance(panel, Panel)]
-    copies = "16-byte copies" if all(panel.vector for panel in copied) else "copies cell by cell"
-    if len({panel.vector for panel in copied}) > 1:
-        copies = "16-byte copies of one operand"
     words = (
         f"contraction, tensor cores, {instruction.words} into f32, "
-        f"tiles of {shape.rows} x {shape.columns} x {depth} "
-        f"in {stages} stages, {copies}"
+        f"tiles of {shape.rows} x {shape.columns} x {stages.depth} "
+        f"in {stages.count} stages, {stages.words}"
     )
     if watched is not None:
         words += ", points outside an operand skipped"
-    arrays = tuple(tiles_of[panel] for panel in copied)
-    return Multiplied(arrays, tuple(here), tuple(body), words)
+    return Multiplied(stages.arrays, tuple(here), tuple(body), words)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """Both operands in shared memory, each with its array: ``count`` stages that take a layer of depth in turn."""
+
+    left: tuple[Panel | Resident, Buffer]
+    right: tuple[Panel, Buffer]
+    count: int
+
+    @property
+    def instruction(self) -> Instruction:
+        """What multiplies them."""
+        return self.right[0].instruction
+
+    @property
+    def depth(self) -> int:
+        """Depth of one stage."""
+        return self.right[0].depth
+
+    @property
+    def _copied(self) -> dict[Panel, Buffer]:
+        return {panel: tile for panel, tile in (self.left, self.right) if isinstance(panel, Panel)}
+
+    @property
+    def arrays(self) -> tuple[Buffer, ...]:
+        """The arrays that belong to the product alone."""
+        return tuple(self._copied.values())
+
+    @property
+    def words(self) -> str:
+        """How the operands get there."""
+        vector = {panel.vector for panel in self._copied}
+        if len(vector) > 1:
+            return "16-byte copies of one operand"
+        return "16-byte copies" if vector == {True} else "copies cell by cell"
+
+    def issue(self, layer: Expr, across: Tiles, thread: Symbol, threads: int) -> list[Stmt]:
+        """Start the copies of one layer of depth into its stage."""
+        stage, start = modulo(layer, self.count), multiply(layer, self.depth)
+        (left, left_tile), (right, right_tile) = self.left, self.right
+        return [
+            *left.copy(left_tile, stage, across.row, start, thread, threads),
+            *right.copy(right_tile, stage, across.column, start, thread, threads),
+        ]
+
+
+def _stages(
+    given: Product, instruction: Instruction, shape: Shape, across: Tiles, resident: Resident | None, left_by_cell: bool
+) -> _Stages:
+    """As many stages as fit into the shared memory that a kernel has without asking, three at the most."""
+    depth = depth_of(instruction)
+    guards = [given.guard if given.guarded == side else None for side in ("left", "right")]
+    left_side = Side(given.left, given.rows, given.depth, across.batch, guards[0])
+    right_side = Side(given.right, given.columns, given.depth, across.batch, guards[1])
+    left = resident or Panel("left_tile", left_side, shape.rows, depth, instruction, by_cell=left_by_cell)
+    right = Panel("right_tile", right_side, shape.columns, depth, instruction)
+    count = 3 if 3 * (left.nbytes + right.nbytes) <= STATIC_SHARED else 2
+    return _Stages((left, left.buffer(count)), (right, right.buffer(count)), count)
 
 
 def depth_of(instruction: Instruction) -> int:
@@ -207,14 +245,13 @@ class _Place:
 def _multiply(
     place: _Place,
     states: Buffer,
-    left: tuple[Panel | Resident, Buffer],
-    right: tuple[Panel, Buffer],
+    stages: _Stages,
     layer: Expr,
     watched: Watch | None,
 ) -> Stmt:
     """One layer of depth: fragments, then every pair of them through mma."""
     down, beside, _ = states.shape
-    instruction = left[0].instruction
+    instruction, (left, left_tile), (right, right_tile) = stages.instruction, stages.left, stages.right
     step = index_symbol("i_step")
     first = multiply(Var(step), instruction.depth)
     left_fragment = Buffer("left_fragment", u32, (down, 4), "register")
@@ -227,8 +264,8 @@ def _multiply(
         Load(left_fragment, (Var(m), index(0))),
         Load(right_fragment, (multiply(Var(pair), 2), index(0))),
     )
-    left_load = left[0].fragment(left[1], layer, row, first, place.lane, left_target, along_first=True)
-    right_load = right[0].fragment(right[1], layer, column, first, place.lane, right_target, along_first=False)
+    left_load = left.fragment(left_tile, layer, row, first, place.lane, left_target, along_first=True)
+    right_load = right.fragment(right_tile, layer, column, first, place.lane, right_target, along_first=False)
     if watched is not None:
         left_load += watched.note("left", left_target)
         right_load += watched.note("right", right_target)
@@ -246,7 +283,7 @@ def _multiply(
         loop(pair, beside // 2, right_load, "unroll"),
         loop(again, down, [loop(n, beside, [product], "unroll")], "unroll"),
     ]
-    return loop(step, left[0].depth // instruction.depth, body, "unroll")
+    return loop(step, stages.depth // instruction.depth, body, "unroll")
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
