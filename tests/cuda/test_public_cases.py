@@ -15,7 +15,7 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.codegen.schedule.cuda.launch import MOST_BLOCKS
+from stagedtensor.codegen.schedule.cuda.launch import MOST_COOPERATIVE
 from stagedtensor.precision import f32
 from stagedtensor.runtime import nvrtc
 from stagedtensor.runtime.inspection import generated
@@ -164,9 +164,9 @@ def test_grids_stay_within_their_limit(rows: int) -> None:
         t = st.placeholder("t", batch=[rows], output=[64])
         kernels = [*emitted(whole).kernels]
         sums = generated([st.sum(t, axis="output"), st.softmax(t)], "cuda").kernels
-    assert all(kernel.launch.blocks <= MOST_BLOCKS * 8 for kernel in kernels)
+    assert all(kernel.launch.blocks <= MOST_COOPERATIVE for kernel in kernels)
     blocks = [int(kernel.launch.split()[0]) for kernel in sums]
-    assert max(blocks) <= MOST_BLOCKS * 8
+    assert max(blocks) <= MOST_COOPERATIVE
     assert max(blocks) > 1000
 
 

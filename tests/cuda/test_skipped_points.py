@@ -9,20 +9,20 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.codegen import loop_ir as ir
-from stagedtensor.precision import Prec, bf16, f16, f32, i64
+from stagedtensor.precision import Prec, bf16, f8e4m3, f16, f32, i64
 from stagedtensor.runtime.nvrtc import compile_cuda
 from tests.cuda.running import emitted, run_emulated
 from tests.run.blocks import ZERO, Array, apply, at, axis, load, module, random_array, run_reference, store
 
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
-TF32 = st.Numerics(tf32_matmul=True)
+TF32, FP8 = st.Numerics(tf32_matmul=True), st.Numerics(fp8_fast_accumulate=True)
 
 
 def padded(
-    prec: Prec, channels: int, *, swapped: bool
+    prec: Prec, channels: int, *, swapped: bool, width: int = 10
 ) -> tuple[ir.Module, dict[ir.Buffer, Array], ir.Buffer, ir.Buffer]:
     """A convolution along one axis with one cell of padding on either side, as a product."""
-    size, width = 24, 10
+    size = 24
     x, w = ir.Buffer("x", prec, (size, channels)), ir.Buffer("w", prec, (3, channels, width))
     y = ir.Buffer("y", f32, (width, size) if swapped else (size, width))
     i, o = axis("i", size), axis("o", width)
@@ -45,9 +45,9 @@ def padded(
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("special", [None, np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize(("prec", "channels"), [(bf16, 16), (f16, 5), (f32, 8)])
+@pytest.mark.parametrize(("prec", "channels"), [(bf16, 16), (f16, 5), (f32, 8), (f8e4m3, 16)])
 def test_skipped_points_multiply_nothing(prec: Prec, channels: int, special: float | None, swapped: bool) -> None:
-    numerics = TF32 if prec is f32 else None
+    numerics = {f32: TF32, f8e4m3: FP8}.get(prec)  # the instructions of fp8 have nothing that watches their operands
     whole, arrays, w, y = padded(prec, channels, swapped=swapped)
     path = emitted(whole, numerics).kernels[0].proc.path
     assert "tensor cores" in path

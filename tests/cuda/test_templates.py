@@ -213,6 +213,25 @@ def test_loads_that_only_a_condition_keeps_inside_stay_behind_it() -> None:
     agree(whole, {a: random_array(a), b: random_array(b, 1), y: np.zeros(2 * half, np.float32)})
 
 
+def test_cells_at_two_places_of_one_buffer_are_not_taken_for_one() -> None:
+    count = 1 << 14
+    x, y = ir.Buffer("x", f32, (2, count)), ir.Buffer("y", f32, (count,))
+    i = axis("i", count)
+    first, second = (ir.Load(x, (ir.index(row), *at(i))) for row in (0, 1))
+    whole = module(ir.Block("both", (i,), (store(y, [i], apply("sub", first, second)),)))
+    assert "16-byte" not in path(whole)
+    agree(whole, {x: random_array(x), y: np.zeros(count, np.float32)})
+
+
+def test_cells_beyond_a_run_time_extent_are_left_alone() -> None:
+    count = ir.Symbol("count", i64)
+    x, y = ir.Buffer("x", f32, (1 << 14,)), ir.Buffer("y", f32, (1 << 14,))
+    i = ir.BlockIterator(ir.Symbol("i", i64), ir.Var(count), 1 << 14)
+    whole = module(ir.Block("twice", (i,), (store(y, [i], apply("add", load(x, i), load(x, i))),)), scalars=[count])
+    assert "16-byte" not in path(whole)
+    agree(whole, {x: random_array(x), y: np.ones(1 << 14, np.float32)}, {count: 5001})
+
+
 @pytest.mark.parametrize("name", ["max", "norm", "sincos", "threadIdx", "st_exp_f32", "half"])
 def test_kernels_and_buffers_may_be_called_anything(name: str) -> None:
     x, y = ir.Buffer(name, f32, (40,)), ir.Buffer("float", f32, (40,))

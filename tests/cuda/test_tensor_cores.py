@@ -21,7 +21,19 @@ from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, u32
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
 from stagedtensor.runtime.nvrtc import compile_cuda
 from tests.cuda.running import emitted, run_emulated
-from tests.run.blocks import Array, apply, cache, contraction, load, module, random_array, run_reference
+from tests.run.blocks import (
+    ZERO,
+    Array,
+    apply,
+    axis,
+    cache,
+    contraction,
+    load,
+    module,
+    random_array,
+    run_reference,
+    store,
+)
 
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
 DTYPES = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
@@ -138,6 +150,18 @@ def test_products_with_epilogue(
         np.abs(found - expected), 2 * size[2] * 2.0**-24 * magnitude + 2 * unit * np.abs(expected) + 1e-30
     )
     assert np.count_nonzero(found) > found.size // 4
+
+
+def test_products_that_are_subtracted_keep_their_sign() -> None:
+    a, b, c = ir.Buffer("a", f16, (16, 16)), ir.Buffer("b", f16, (16, 16)), ir.Buffer("c", f32, (16, 16))
+    i, j, k = axis("i", 16), axis("j", 16), axis("k", 16, "reduce")
+    acc = ir.Symbol("acc", f32)
+    update = apply("sub", ir.Var(acc), apply("mul", load(a, i, k), load(b, k, j)))
+    item = ir.Accumulator(acc, ZERO, update, "add", ZERO)
+    whole = module(ir.Block("less", (i, j, k), (store(c, [i, j], ir.Var(acc)),), (item,)))
+    assert "no mma: products are subtracted" in emitted(whole).kernels[0].proc.path
+    arrays = {a: random_array(a), b: random_array(b, 1), c: np.zeros((16, 16), np.float32)}
+    np.testing.assert_array_equal(run_emulated(whole, arrays)[c], run_reference(whole, arrays)[c])
 
 
 @pytest.mark.parametrize(

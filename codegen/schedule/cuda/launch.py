@@ -39,6 +39,8 @@ SHARED_BYTES = 99 * 1024
 """Shared memory that a block of threads may ask for on every GPU from sm_80 on."""
 MOST_BLOCKS = 2048
 """Blocks of a launch whose loop strides over the rest: several per multiprocessor of the largest devices."""
+MOST_COOPERATIVE = 8 * MOST_BLOCKS
+"""The same where each block of threads takes a row or a tile at a time: these differ in length more than points do."""
 
 Dealt: TypeAlias = Literal["threads of the grid", "blocks", "threads of a block"]
 
@@ -173,6 +175,11 @@ def points_of(iterators: Sequence[BlockIterator]) -> int:
 def blocks_for(work: int, each: int = THREADS) -> int:
     """Return how many blocks walk ``work`` items, ``each`` per block and step."""
     return max(1, min(MOST_BLOCKS, -(-work // each)))
+
+
+def cooperative_blocks(count: int) -> int:
+    """Return how many blocks take ``count`` rows or tiles, one each and step."""
+    return max(1, min(MOST_COOPERATIVE, count))
 
 
 def strided(flat: Flat, body: Sequence[Stmt]) -> For:

@@ -32,11 +32,10 @@ from stagedtensor.codegen.loop_ir import (
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.analysis import Contraction, depends, stride
 from stagedtensor.codegen.schedule.cuda.launch import (
-    MOST_BLOCKS,
-    Dealt,
     Flat,
     Launch,
     conjunction,
+    cooperative_blocks,
     flatten,
     less,
     points_of,
@@ -154,12 +153,10 @@ class Tiles:
         inner = tuple(body) if self.guard is None else (If(self.guard, tuple(body)),)
         return For(BlockIterator(self.symbol, as_index(self.count), self.count), (*self.lets, *inner), "grid")
 
-    def launch(self, threads: int, thread: Symbol, dealt: dict[Symbol, Dealt] | None = None) -> Launch:
+    def launch(self, threads: int, thread: Symbol) -> Launch:
         """Return the launch of one block of ``threads`` threads per tile."""
-        blocks = min(self.count, MOST_BLOCKS * 8)
-        return Launch(
-            blocks, threads, {self.symbol: "blocks", **(dealt or {})}, cooperative=True, thread=thread, resident=1
-        )
+        blocks = cooperative_blocks(self.count)
+        return Launch(blocks, threads, {self.symbol: "blocks"}, cooperative=True, thread=thread, resident=1)
 
 
 def tiles(given: Product, height: int, width: int) -> Tiles:

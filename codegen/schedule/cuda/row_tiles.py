@@ -38,13 +38,13 @@ from stagedtensor.codegen.rewrite import Rewriter, substitute
 from stagedtensor.codegen.schedule.cuda.elementwise import assignments
 from stagedtensor.codegen.schedule.cuda.formats import Instruction, for_tensor_cores
 from stagedtensor.codegen.schedule.cuda.launch import (
-    MOST_BLOCKS,
     STATIC_SHARED,
     THREADS,
     WARP,
     Flat,
     Launch,
     conjunction,
+    cooperative_blocks,
     flatten,
     less,
     strided,
@@ -285,7 +285,7 @@ class _Plan:
         for extent in self.group.extents[:-1]:
             self._count *= extent
         return Launch(
-            max(1, min(MOST_BLOCKS * 8, self._count)),
+            cooperative_blocks(self._count),
             THREADS,
             {tile: "blocks"},
             cooperative=True,

@@ -35,11 +35,11 @@ from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.analysis import depends
 from stagedtensor.codegen.schedule.cuda.elementwise import assignments
 from stagedtensor.codegen.schedule.cuda.launch import (
-    MOST_BLOCKS,
     THREADS,
     WARP,
     Dealt,
     Launch,
+    cooperative_blocks,
     flatten,
     less,
     points_of,
@@ -67,7 +67,7 @@ def rows(block: Block) -> tuple[tuple[Stmt, ...], Launch, str]:
     dealt, blocks = dict(found.dealt), 1
     if block.data:
         results = flatten(block.data, "row")
-        blocks = max(1, min(MOST_BLOCKS * 8, results.bound))
+        blocks = cooperative_blocks(results.bound)
         inner = substitute(tuple(body), results.mapping)
         loops = (*found.scratch, strided(results, results.wrap(inner)))
         dealt[results.symbol] = "blocks"

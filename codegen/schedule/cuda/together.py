@@ -25,11 +25,11 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.cuda.launch import (
-    MOST_BLOCKS,
     WARP,
     Dealt,
     Flat,
     Launch,
+    cooperative_blocks,
     flatten,
     points_of,
     strided,
@@ -166,7 +166,7 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
     if threads > WARP:
         body.append(Barrier())  # the next row writes the shared states again
     loops = (*scratch, strided(Flat(current, as_index(total), total, (), {}, None), body))
-    launch = Launch(max(1, min(MOST_BLOCKS * 8, total)), threads, dealt, cooperative=True, thread=thread)
+    launch = Launch(cooperative_blocks(total), threads, dealt, cooperative=True, thread=thread)
     return loops, launch, f"rows through {len(blocks)} steps, {threads} threads per row"
 
 
