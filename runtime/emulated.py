@@ -47,7 +47,8 @@ _KINDS = {
     2: "reads a cell that nobody wrote",
     3: "touches a cell that another thread touches without a barrier between",
     4: "leaves threads waiting at a barrier that others never reach",
-    5: "reads a row of a matrix at an address that is no multiple of 16",
+    5: "moves 16 bytes at once at an address that is no multiple of 16",
+    6: "starts more copies than the emulator keeps for a thread",
 }
 
 

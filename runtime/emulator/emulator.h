@@ -4,7 +4,8 @@
  * fibers that take turns at barriers and shuffles. The compiler's thread sanitizer instruments every access to memory with a
  * call; the calls are answered here: each cell of a buffer has a shadow that remembers who wrote and read it last. Reported
  * are accesses outside all buffers of a kernel, reads of cells that nobody wrote, two threads at one cell without a barrier
- * between them, barriers that not all threads of a block reach, and rows of matrices that are not aligned. The first finding ends the launch.
+ * between them, barriers that not all threads of a block reach, and 16 bytes moved as one that are not aligned. The first
+ * finding ends the launch.
  */
 #include <link.h>
 #include <math.h>
@@ -43,7 +44,7 @@ struct st_region {
     int32_t shared;
 };
 
-enum { ST_FINE, ST_OUTSIDE, ST_UNWRITTEN, ST_RACE, ST_DIVERGED, ST_MISALIGNED };
+enum { ST_FINE, ST_OUTSIDE, ST_UNWRITTEN, ST_RACE, ST_DIVERGED, ST_MISALIGNED, ST_CROWDED };
 
 struct st_report {
     int32_t kind, writes, bytes, other_writes;
@@ -65,8 +66,19 @@ struct st_launch {
 /* -- state -------------------------------------------------------------------------------------------------------- */
 
 struct st_index { unsigned int x, y, z; };
-struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
-struct __attribute__((aligned(16))) uint4 { unsigned int x, y, z, w; };
+/* A vector moves whole, and a GPU does that at multiples of its size alone: so every copy of one is looked at. */
+static void st_move_vector(void *to, const void *from, void *code);
+template <typename T> struct __attribute__((aligned(16))) st_vector4 {
+    T x, y, z, w;
+    st_vector4() = default;
+    ST_HOST st_vector4(const st_vector4 &from) { st_move_vector(this, &from, __builtin_return_address(0)); }
+    ST_HOST st_vector4 &operator=(const st_vector4 &from) {
+        st_move_vector(this, &from, __builtin_return_address(0));
+        return *this;
+    }
+};
+typedef st_vector4<float> float4;
+typedef st_vector4<unsigned int> uint4;
 static struct st_index threadIdx, blockIdx, blockDim, gridDim;
 
 enum { ST_READY, ST_AT_BARRIER, ST_AT_WARP, ST_DONE };
@@ -205,6 +217,17 @@ ST_HOST static void st_access(char *address, int bytes, int writes, void *code) 
         if (away < distance) { distance = away; nearest = &st_regions[k]; }
     }
     st_found(ST_OUTSIDE, writes, bytes, nearest, nearest ? (address - nearest->base) / nearest->cell : 0, code);
+}
+
+/* One side of a move of 16 bytes. */
+ST_HOST static void st_access_vector(const void *address, int writes, void *code) {
+    if ((uintptr_t)address % 16) st_found(ST_MISALIGNED, writes, 16, 0, 0, code);
+    st_access((char *)address, 16, writes, code);
+}
+ST_HOST static void st_move_vector(void *to, const void *from, void *code) {
+    st_access_vector(from, 0, code);
+    st_access_vector(to, 1, code);
+    __builtin_memcpy(to, from, 16);
 }
 
 #define ST_ACCESS(name, bytes, writes) \

@@ -51,8 +51,7 @@ ST_HOST static uint32_t st_emulated_tf32(float x) {
 
 /* ldmatrix.x4: every row is checked as a read of its own by the thread that names it. */
 ST_HOST static int st_emulated_rows(const uint16_t *row, void *code) {
-    if ((uintptr_t)row % 16) st_found(ST_MISALIGNED, 0, 16, 0, 0, code);
-    st_access((char *)row, 16, 0, code);
+    st_access_vector(row, 0, code);
     return st_exchange(&row, (int)sizeof row);
 }
 ST_HOST static const uint16_t *st_row_named(int thread, int turn) {
@@ -91,10 +90,9 @@ ST_HOST static void st_unwrite(char *address, int bytes) {
 ST_HOST static void st_emulated_copy(uint16_t *to, const uint16_t *from, int present) {
     struct st_queue *queue = &st_queues[st_thread];
     void *code = __builtin_return_address(0);
-    if ((uintptr_t)to % 16 || (present && (uintptr_t)from % 16) || queue->count == ST_MOST_COPIES)
-        st_found(ST_MISALIGNED, 0, 16, 0, 0, code);
-    if (present) st_access((char *)from, 16, 0, code);
-    st_access((char *)to, 16, 1, code);
+    if (queue->count == ST_MOST_COPIES) st_found(ST_CROWDED, 1, 16, 0, 0, code);
+    if (present) st_access_vector(from, 0, code);
+    st_access_vector(to, 1, code);
     st_unwrite((char *)to, 16);
     queue->copies[queue->count++] = st_copy{to, from, present, queue->group};
 }

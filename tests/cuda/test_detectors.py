@@ -7,7 +7,7 @@ import pytest
 
 from stagedtensor.codegen import loop_ir as ir
 from stagedtensor.errors import MemoryCheckError
-from stagedtensor.precision import f32
+from stagedtensor.precision import bf16, f32
 from tests.cuda.running import Edit, run_emulated
 from tests.run.blocks import (
     Array,
@@ -100,6 +100,34 @@ def test_two_blocks_write_one_cell() -> None:
 def test_barrier_that_some_threads_skip() -> None:
     message = finding(replaced("threadIdx.x;", "threadIdx.x; if (thread == 5) return;"))
     assert "barrier that others never reach" in message
+
+
+@pytest.mark.parametrize("access", ["&x[4 * i_group", "&y[4 * i_group"])
+def test_four_cells_in_one_access_that_start_between_multiples_of_16(access: str) -> None:
+    x, y = ir.Buffer("x", f32, (1 << 14,)), ir.Buffer("y", f32, (1 << 14,))
+    i = axis("i", 1 << 14)
+    whole = module(ir.Block("copy", (i,), (store(y, [i], apply("neg", load(x, i))),)))
+    arrays = {x: random_array(x), y: np.zeros(1 << 14, np.float32)}
+    run_emulated(whole, arrays)
+    with pytest.raises(MemoryCheckError, match="16 bytes at once at an address that is no multiple of 16") as caught:
+        run_emulated(whole, arrays, edit=replaced(access, f"{access} + 1"))
+    assert "generated line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("st_copy_async(1 + ", "16 bytes at once at an address that is no multiple of 16"),
+        ("for (int copy = 0; copy < 300; copy++) st_copy_async(", "more copies than the emulator keeps"),
+    ],
+)
+def test_asynchronous_copies_that_no_thread_may_start(new: str, message: str) -> None:
+    a, b, c = ir.Buffer("a", bf16, (32, 32)), ir.Buffer("b", bf16, (32, 32)), ir.Buffer("c", f32, (32, 32))
+    whole = module(contraction(a, b, c, (32, 32, 32), "NN"))
+    arrays = {a: random_array(a), b: random_array(b, 1), c: np.zeros((32, 32), np.float32)}
+    run_emulated(whole, arrays)
+    with pytest.raises(MemoryCheckError, match=message):
+        run_emulated(whole, arrays, edit=replaced("st_copy_async(&left_tile", f"{new}&left_tile"))
 
 
 def test_a_temporary_read_before_it_is_written() -> None:
