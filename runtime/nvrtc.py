@@ -101,6 +101,8 @@ def compile_cuda(
         program = compiler._NVRTCProgram(source, "kernels.cu", method=kind)
         data, _ = program.compile(options, log)
     except compiler.CompileException as error:
+        if "--gpu-architecture" in str(error):
+            raise CompileError(_unknown(arch), source=source, output=str(error)) from None
         raise CompileError(_failure(str(error), source, locate), source=source, output=str(error)) from None
     except Exception as error:  # the library is loaded at the first call, and fails in its own ways
         raise CompileError(f"NVRTC, the CUDA compiler, does not work here: {error}\n  {INSTALL}") from error
@@ -126,6 +128,14 @@ def _compiler() -> Any:
             return importlib.import_module("cupy.cuda.compiler")
     except Exception as error:
         raise CompileError(f"CuPy does not import: {error};\n  {INSTALL}") from error
+
+
+def _unknown(arch: str) -> str:
+    version = ".".join(map(str, importlib.import_module("cupy").cuda.nvrtc.getVersion()))
+    return (
+        f"NVRTC {version}, the CUDA compiler, does not know the GPU architecture {arch!r}: "
+        f"it is newer than the compiler, or too old for it;\n  {INSTALL}"
+    )
 
 
 def _failure(message: str, source: str, locate: Callable[[int], str | None] | None) -> str:

@@ -112,6 +112,12 @@ def test_architectures_are_checked_before_anything_is_loaded() -> None:
         compile_cuda("", "hopper")
 
 
+@needs_nvrtc
+def test_architectures_that_the_compiler_does_not_know_are_named() -> None:
+    with pytest.raises(CompileError, match=r"NVRTC \d+\.\d+.* does not know the GPU architecture 'sm_999'"):
+        compile_cuda('extern "C" __global__ void kernel() {}', "sm_999")
+
+
 def test_missing_packages_are_said_with_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CompileError, match=r'pip install "stagedtensor\[cuda13\]"'):
