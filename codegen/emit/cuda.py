@@ -287,12 +287,13 @@ def _side_by_side(proc: Proc, name: str, plan: MemoryPlan, parts: Sequence[_Prin
     first, threads = 0, launch_of(proc).threads
     for place, part in enumerate(parts):
         launch = launch_of(part.proc)
-        number = f"block - {first}" if first else "block"
-        count = launch.blocks
+        number, each = f"block - {first}" if first else "block", 1
         if launch.is_warp and threads > WARP:  # each warp is a block of it
-            number, count = f"({number}) * {threads // WARP} + threadIdx.x / {WARP}", -(-count // (threads // WARP))
-            number = number.replace("(block)", "block")
-        arguments = [number, str(count * (threads // WARP) if launch.is_warp else count)]
+            each = threads // WARP
+            number = f"({number})" if first else number
+            number = f"{number} * {each} + threadIdx.x / {WARP}"
+        count = -(-launch.blocks // each)
+        arguments = [number, str(count * each)]
         arguments += [names.of(common[buffer]) for buffer in part.buffers] + ["scalars"] * part.scalars
         first += count
         test = f"if (block < {first}) " if place + 1 < len(parts) else ""

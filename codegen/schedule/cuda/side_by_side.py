@@ -25,13 +25,11 @@ from stagedtensor.codegen.loop_ir import (
     index,
 )
 from stagedtensor.codegen.rewrite import buffers_read, buffers_written, walk_stmts
-from stagedtensor.codegen.schedule.cuda.launch import THREADS, WARP, Launch, blocks_for
+from stagedtensor.codegen.schedule.cuda.launch import STATIC_SHARED, THREADS, WARP, Launch, blocks_for
 from stagedtensor.codegen.schedule.nest import index_symbol
 from stagedtensor.errors import InternalError
 from stagedtensor.precision import i64
 
-_SHARED = 48 * 1024
-"""Bytes of shared memory of all parts: what a kernel has without asking."""
 _POINTERS = 400
 """Arguments of a launch: 4 KiB hold 512 pointers."""
 _SMALL_BYTES = 8 << 20
@@ -145,7 +143,7 @@ class _Group:
         if len(fixed) > 1 or len({item.launch.resident for item in together if not item.small}) > 1:
             return False
         pointers = {buffer for item in together for buffer in (*item.reads, *item.writes)}
-        if len(pointers) > _POINTERS or _shared_bytes(together) > _SHARED:
+        if len(pointers) > _POINTERS or _shared_bytes(together) > STATIC_SHARED:
             return False
         self.members.append(kernel)
         return True
