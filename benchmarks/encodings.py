@@ -1,5 +1,4 @@
-"""Encoded weights: a matrix-vector product fused with decoding, against decoding first, beside the machine's copy
-speed.
+"""Encoded weights: a matrix-vector product fused with decoding, against decoding first, beside the copy speed.
 
 Run ``python -m stagedtensor.benchmarks.encodings [--size 4096] [--threads 2] [ENCODING ...]``. Prints medians over runs
 that take turns: the fused product, the encoded bytes it reads per second, a routine that decodes into a buffer and

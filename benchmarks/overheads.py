@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
 
 import stagedtensor as st
 from stagedtensor.benchmarks import checksum
+from stagedtensor.benchmarks.workloads import CHECK_INTERVAL
 
 CALLS, SAMPLES = 1000, 15
 RUN = "ctx.run of a routine that does next to nothing, microseconds"
 SET = "ctx.set_values of a scalar, microseconds"
+STEP = "st.gated_step of a network of one weight, sampling every 10 steps, microseconds"
 GATED = "gated f16 step of mlp_wide over the same step without the test for overflow"
 
 
@@ -24,8 +27,22 @@ def measure() -> dict[str, float]:
         ctx.set_values(x, [1.0, 2.0, 3.0, 4.0])
         run, set_values = ctx.run, ctx.set_values
         costs = {RUN: microseconds(lambda: run(routine)), SET: microseconds(lambda: set_values(scale, 0.5))}
+        costs[STEP] = microseconds(gated_step(ctx))
     tested, untested = checksum.measure("cpu", 50)
     return costs | {GATED: tested / untested}
+
+
+def gated_step(ctx: st.Context) -> Callable[[], object]:
+    """Return a step that is hardly more than its test for overflow."""
+    w = st.param("w", output=[4], init=1.0)
+    scaler = st.LossScaler(8.0)
+    window, comp = st.gated_scaled_update(scaler, st.sum(w * w), 0.125)
+    routine = ctx.compile(comp, name="one_weight")
+    ctx.init_params(comp)
+    steps = itertools.count()
+    return lambda: st.gated_step(
+        ctx, scaler=scaler, routine=routine, window_checksum=window, check_interval=CHECK_INTERVAL, step=next(steps)
+    )
 
 
 def microseconds(call: Callable[[], object]) -> float:
