@@ -44,10 +44,10 @@ Action: TypeAlias = Callable[[Frame], None]
 
 
 def run_proc(proc: Proc, arrays: Mapping[Buffer, Array], scalars: Mapping[Symbol, int] | None = None) -> None:
-    """Execute ``proc`` on ``arrays``: for each parameter its memory, contiguous, of its ``numpy_dtype``; changed in
-    place.
+    """Execute ``proc`` on ``arrays``, changing them in place.
 
-    Raises InternalError for a missing or unfit array, a missing scalar and any access out of bounds.
+    Each is a parameter's memory, contiguous, of its ``numpy_dtype``. Raises InternalError for a missing or unfit array,
+    a missing scalar and any access out of bounds.
     """
     memory = {buffer: flat_cells(_given(arrays, buffer, proc.name), buffer) for buffer in proc.params}
     with np.errstate(all="ignore"):

@@ -1,5 +1,4 @@
-"""Values of the loop IR's scalar operations on NumPy arrays: constants, conversions, ``fma`` and the rows of the op
-table.
+"""Values of the loop IR's scalar operations on NumPy arrays: constants, conversions, ``fma``, rows of the op table.
 
 In: arrays (or NumPy scalars) of the argument types' ``numpy_dtype``. Out: an array of the result type. f32 and integer
 results are exact bit for bit on every back end; what the prelude defines comes from its NumPy mirror. Everything here

@@ -1,5 +1,4 @@
-"""The loop IR. This docstring is its grammar; ``verify`` holds the rules, ``pretty`` the text, ``interpret`` the
-meaning.
+"""The loop IR. Here is its grammar; ``verify`` holds the rules, ``pretty`` the text, ``interpret`` the meaning.
 
 ::
 
@@ -162,10 +161,10 @@ class Cast:
 
 @piece(frozen=True)
 class Apply:
-    """A row of the op table on arguments of type ``type`` (predicates may have any type; random ops take u32, u32,
-    u64).
+    """A row of the op table on arguments of type ``type``.
 
-    Comparisons and logic give 0 or 1 (``nonfinite`` 0 or +inf) in ``type``.
+    Those of predicates may have any type, those of random ops are u32, u32, u64. Comparisons and logic give 0 or 1
+    (``nonfinite`` 0 or +inf) in ``type``.
     """
 
     op: str
@@ -390,11 +389,10 @@ class Barrier:
 
 @piece(frozen=True)
 class Scan:
-    """Carried values along one iterator: at each step the updates (all from the old states) give new ones, then
-    ``body`` runs.
+    """Carried values along one iterator: at each step the updates give new ones, then ``body`` runs.
 
-    ``reverse`` runs the iterator from its last value to 0. The carried symbols are in scope in the updates and the
-    body.
+    All updates see the old states. ``reverse`` runs the iterator from its last value to 0. The carried symbols are in
+    scope in the updates and the body.
     """
 
     iterator: BlockIterator

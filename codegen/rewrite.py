@@ -56,10 +56,10 @@ Kept = TypeVar("Kept", bound=Stmt)
 
 
 class Rewriter:
-    """Base of passes that rebuild code. Override ``expr``, ``stmt``, ``symbol`` or ``buffer``; call ``super()`` to go
-    deeper.
+    """Base of passes that rebuild code: they override ``expr``, ``stmt``, ``symbol`` or ``buffer``.
 
-    ``stmt`` may give several statements or none. ``symbol`` and ``buffer`` are asked at binders and uses alike.
+    ``super()`` goes deeper. ``stmt`` may give several statements or none. ``symbol`` and ``buffer`` are asked at
+    binders and uses alike.
     """
 
     def symbol(self, symbol: Symbol) -> Symbol:

@@ -1,5 +1,4 @@
-"""Initial values drawn by compiled code: one small shape-independent library per target, built through the kernel
-cache.
+"""Initial values drawn by compiled code: one small library per target for all shapes, kept in the kernel cache.
 
 Streams are threefry counters: cell i of a parameter is draw i of the stream that seed and name give, so values depend
 on nothing else. Everything is drawn in f32 (f64 for f64) and converted once when the node's precision is known.

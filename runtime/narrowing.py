@@ -1,5 +1,4 @@
-"""Host values rounded while they are copied into a narrow buffer: one small library per target, built through the
-kernel cache.
+"""Host values rounded while they are copied into a narrow buffer: one library per target, kept in the kernel cache.
 
 In: f32 cells as one piece of memory, a buffer of bf16 or f16. Out: each cell rounded once, as the prelude and the
 host's own conversion do (of a NaN only that it is one). NumPy's casts of half precision take several times as long, and

@@ -77,8 +77,7 @@ TARGETS: dict[str, Target] = {
 
 _X86_BEST_FIRST = ("avx512+amx", "avx512+bf16", "avx512", "x86-64-v3")
 _WITH_FAST_DOTS = "AuthenticAMD"
-"""Whose dot of bf16 pairs takes as long as one multiply-add of f32, where Intel's (measured) takes four times as long.
-"""
+"""Whose dot of bf16 pairs takes as long as one multiply-add of f32; Intel's takes four times as long (measured)."""
 
 
 def target(name: str) -> Target:

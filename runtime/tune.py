@@ -1,5 +1,4 @@
-"""The search behind ``ctx.compile(..., tune=True)``: a few other choices of schedule, timed against the cost model's
-own.
+"""The search behind ``ctx.compile(..., tune=True)``: other choices of schedule, timed against the cost model's.
 
 In: a function that builds the routine with given choices, one that times two builds in alternating runs, and seconds.
 Out: :class:`Tuning`: the choices to take, and what was measured. The default is one of the candidates and wins unless
@@ -37,8 +36,9 @@ CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("blocks for half the cache", {"cache_bytes": DEFAULT.cache_bytes // 2}),
     ("blocks for twice the cache", {"cache_bytes": DEFAULT.cache_bytes * 2}),
 )
-"""What is tried, in order: name, and what it changes. The first runs on one thread what by default runs on all, or the
-reverse.
+"""What is tried, in order: name, and what it changes.
+
+The first runs on one thread what by default runs on all, or the reverse.
 """
 
 

@@ -46,10 +46,10 @@ _ROWS, _BLOCKS = 8, 3
 
 @dataclass(frozen=True)
 class Status:
-    """One row of the matrix. ``encodings`` are the packed ones that the op decodes as it reads, None where it reads
-    none.
+    """One row of the matrix.
 
-    ``kind`` is ``composite`` for an op made of others that rounds once; ``arity`` counts operands.
+    ``encodings`` are the packed ones that the op decodes as it reads, None where it reads none. ``kind`` is
+    ``composite`` for an op made of others that rounds once; ``arity`` counts operands.
     """
 
     name: str

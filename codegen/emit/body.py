@@ -146,10 +146,9 @@ class BodyPrinter:
         yield from self._alone(alone, depth)
 
     def _widened(self, value: Expr) -> str:
-        """One half of memory as a float by the machine's own instruction, which compilers do not find; "" for anything
-        else.
+        """One half of memory as a float by the machine's own instruction; "" for anything else.
 
-        In an innermost loop it would keep them from vectors of their own.
+        Compilers do not find it. In an innermost loop it would keep them from vectors of their own.
         """
         if not (self.vectors and not self._innermost and isinstance(value, Cast) and isinstance(value.arg, Load)):
             return ""

@@ -47,8 +47,7 @@ def possible_bits(expr: Expr) -> int:
 
 
 def digit_in(expr: Expr, varies: Varies) -> Expr | None:
-    """Return the u32 whose last four bits alone decide ``expr`` among the iterations, None where there is no such
-    thing.
+    """Return the u32 whose last four bits alone decide ``expr`` among the iterations, or None.
 
     ``varies`` tells whether an expression changes from iteration to iteration.
     """

@@ -184,10 +184,10 @@ class _Work:
         return min(found, key=lambda choice: choice.rank, default=None)
 
     def apart(self, state: _State, matrices: Sequence[ir.Buffer]) -> _Choice | None:
-        """Return how to compute matrices again for readers that cannot stand beside their makers: others must run in
-        between.
+        """Return how to compute matrices again for readers that cannot stand beside their makers.
 
-        The first of such readers is served first: what is made for it serves those behind it.
+        Others must run in between. The first of such readers is served first: what is made for it serves those behind
+        it.
         """
         found: list[_Choice] = []
         for matrix in matrices:
@@ -233,8 +233,7 @@ class _Work:
     def _chain(
         self, state: _State, buffer: ir.Buffer, late: int, depth: int, given_up: frozenset[ir.Buffer] = frozenset()
     ) -> dict[int, int] | None:
-        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work; None if that
-        cannot be.
+        """The kernels to run again in front of ``late`` for the value of ``buffer``, with their work, or None.
 
         What is ``given_up`` is made again even if it is alive there.
         """

@@ -23,8 +23,7 @@ def _can_overflow(source: Prec, target: Prec) -> bool:
 
 
 def conversion(src: Prec | str, dst: Prec | str, saturate: bool = False) -> str | None:
-    """Return the name of the C function from cells of `src` to cells of `dst`, or None where the cast ``(T)x`` is
-    right.
+    """Return the name of the C function from cells of `src` to cells of `dst`; None where ``(T)x`` is right.
 
     `saturate` matters for float targets that the source can overflow; elsewhere the plain name is returned. f16 and
     bf16 cells are uint16_t, fp8 and bool cells uint8_t. Raises InternalError for u4x32, which converts to nothing.

@@ -1,5 +1,4 @@
-"""Functions on sixteen cells at once, for targets with AVX-512: the prelude's own functions, bit for bit, and loads and
-stores.
+"""The prelude's functions on sixteen cells at once, bit for bit, for targets with AVX-512; loads and stores of those.
 
 In: names of functions. Out: their text and what they depend on, to stand behind the prelude. They exist because
 compilers do not find the instructions by themselves: half precision conversions, scaling by a power of 2, bytes widened

@@ -1,5 +1,6 @@
-"""The scales of an encoded block, computed side by side: what its segments name one by one is one expression at
-successive bytes.
+"""The scales of an encoded block, computed side by side.
+
+What the segments name one by one is one expression at successive bytes.
 
 In: the lets of all segments of a block. Out: loops of lanes that fill a small buffer with the values of a row's blocks,
 ahead of the sums (so that those read them from memory, where a load spreads a value over lanes at no cost)::

@@ -121,10 +121,10 @@ def columns(
     rows_outside: bool = False,
     kernel: MicroKernel = multiply_add,
 ) -> tuple[tuple[Stmt, ...], str]:
-    """Return the tiled nest of ``block`` and a few words on it; ``rows_outside`` walks all columns for one tile of
-    rows.
+    """Return the tiled nest of ``block`` and a few words on it.
 
-    ``kernel`` turns the loops of one tile into a call where it can.
+    ``rows_outside`` walks all columns for one tile of rows. ``kernel`` turns the loops of one tile into a call where it
+    can.
     """
     column_axis = _axis(vector, shape.columns, _tile_hint(vector), shape.padded_columns)
     row_axis = None if row is None else _axis(row, shape.rows, _tile_hint(row), shape.padded_rows)
@@ -143,8 +143,7 @@ def columns(
 def blocked_columns(
     block: Block, vector: BlockIterator, row: BlockIterator, shape: TileShape, steps: int, *, parallel: bool
 ) -> tuple[tuple[Stmt, ...], str, Buffer] | None:
-    """Return the nest with the outermost reduce iterator cut into blocks of ``steps``, and the memory of all
-    accumulators::
+    """Return the nest with the outermost reduce iterator cut into blocks of ``steps``, and the accumulators' memory::
 
         for block: for tile:
             in the first block: acc[tile] = init

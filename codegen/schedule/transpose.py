@@ -35,8 +35,7 @@ from stagedtensor.codegen.schedule.nest import index_symbol, loop, nest
 from stagedtensor.precision import f32
 
 TRANSPOSE = "transpose"
-"""Name of the tile: ``arguments`` are the target, the flat index of its first cell, its stride along c, and the square.
-"""
+"""Name of the tile: ``arguments`` are the target, its first cell's flat index, its stride along c, and the square."""
 
 
 @dataclass(frozen=True)

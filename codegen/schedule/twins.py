@@ -45,8 +45,7 @@ _USES_THAT_REPAY = 16
 _READS_ALLOWED = 4
 """Reads per cell by blocks that copy nothing."""
 _SOON = 8
-"""Kernels within which a twin beside its master is read for the last time: the master, which is larger, waits for it.
-"""
+"""Kernels within which a twin beside its master is read for the last time: the larger master waits for it."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ _RULES = {"add": "tree", "max": "extremum", "min": "extremum", "mul": "prod"}
 
 @dataclass(frozen=True)
 class CapturedExtent(CapturedDim, Arithmetic):
-    """A captured size: an axis size in declarations (``output=[dims.h]``) and a number in expressions (``1.0 /
-    dims.h``).
+    """A captured size: an axis size in declarations (``output=[dims.h]``) and a number in ``1.0 / dims.h``.
 
     As a number it is a tensor of one cell whose value is the extent (the current one where it is dynamic); like a
     Python number it takes its precision from what it meets.

@@ -60,8 +60,7 @@ from .sizes import padding, slice_bounds
 from .solution import ShapeSolution
 
 Key = tuple[str, str | int, int]
-"""One iterator of a scope: ("name", name, 0), ("row", variable, place from the right), ("any", key, 0), ("axis", n, 0).
-"""
+"""An iterator of a scope: ("name", name, 0), ("row", variable, place from the right), ("any", key, 0), ("axis", n, 0)."""
 
 
 def part_sizes(term: Concat, names: Mapping[str, Extent]) -> list[int]:
