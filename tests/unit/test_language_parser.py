@@ -118,46 +118,6 @@ def test_the_example_is_laid_out_as_the_printer_does() -> None:
     assert st.language.load(EXAMPLE) == st.language.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "words"),
-    [
-        ("let f x = x *.5", "1:13", "write the zero before the point"),
-        ("let f x = x +. 2.", "1:13", r"no dot: a \+ b"),
-        ("let f x = x / y", "1:13", "x /. y is pointwise"),
-        ("let f x = x ** 2.", "1:13", "powers have a dot"),
-        ("let f x = w @ x", "1:13", r"a contraction is written a \* b"),
-        ("let f x = x ++ y", "1:16", "expected a string"),
-        ("let f x =\n  let y = 2\nlet g x = 3", "3:1", "ends with 'in'"),
-        ("let f x = if x then 2", "1:22", "every if has an else"),
-        ("let f x = 'a'", "1:11", "double quotes"),
-        ("let f x = (x", "1:13", r"unexpected end of text(?s:.*)'\)'"),
-        ("let f x = [1; 2", "1:16", r"'\]'"),
-        ("let = 3", "1:5", "expected a name"),
-        ("x = 3", "1:1", "expected 'let'"),
-        ("let f x = (* a", "1:11", "this comment does not end"),
-        ("let f x = x *) 2", "1:13", "no comment is open"),
-        ("let a = 99999999999999999999", "1:9", "integer is too large"),
-        ("let a = 1e999", "1:9", "too large for any precision"),
-        ("let f x = g x =: 2", "1:15", "only a name or its gradient"),
-        ("let f x = x := 2", "1:13", "an assignment is written '=:'"),
-        ("let rec f x = x", "1:5", "not recursive"),
-        ("let f x = fn y -> y", "1:16", r"fun x -> \.\.\."),
-        ('let f = "a', "1:9", "unexpected"),
-        ("let f x = a < b < c", "1:17", "unexpected '<'"),
-        ("let f = 1\0", "1:10", "zero character"),
-    ],
-)
-def test_faults_point_into_the_text(text: str, place: str, words: str) -> None:
-    with pytest.raises(LanguageError, match=words) as caught:
-        st.language.parse(text, "models.st")
-    message = str(caught.value).split("\n")
-    assert message[0].startswith(f"models.st:{place}: ")
-    line, column = map(int, place.split(":"))
-    assert (caught.value.file, caught.value.line, caught.value.column) == ("models.st", line, column)
-    assert message[1][2:] == text.split("\n")[line - 1]
-    assert message[2] == "  " + " " * (column - 1) + "^"
-
-
 def test_a_fault_in_a_long_line_shows_a_part_of_it() -> None:
     with pytest.raises(LanguageError) as caught:
         st.language.parse(f"let f x = {'x + ' * 60}?")
