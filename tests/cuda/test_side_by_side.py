@@ -21,7 +21,7 @@ from stagedtensor.precision import f32
 from stagedtensor.runtime import emulated
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
 from stagedtensor.runtime.inspection import Generated, generated
-from tests.run.blocks import apply, axis, cache, load, module, store
+from tests.run.blocks import apply, axis, cache, contraction, load, module, store
 
 
 def doubled(name: str, source: ir.Buffer, target: ir.Buffer, factor: str = "add") -> ir.Block:
@@ -50,6 +50,23 @@ def test_a_kernel_that_writes_what_another_reads_comes_after_it() -> None:
     a, b, c = (cells(40, name) for name in "abc")
     whole = merged(doubled("reads", a, b), doubled("writes", c, a))
     assert [kernel.name for kernel in whole.kernels] == ["reads", "writes"]
+
+
+def test_a_launch_has_no_more_arguments_than_fit_into_4_kib() -> None:
+    steps = [doubled(f"step{k}", cells(40, f"x{k}"), cells(40, f"y{k}")) for k in range(450)]
+    kernels = merged(*steps).kernels
+    assert [len(parts_of(kernel)) for kernel in kernels] == [200, 200, 50]
+    assert all(8 * len(kernel.params) <= 4096 for kernel in kernels)
+
+
+def test_the_parts_of_a_launch_share_the_memory_that_a_kernel_has_without_asking() -> None:
+    def square(k: int) -> ir.Block:
+        a, b, c = (ir.Buffer(f"{name}{k}", f32, (64, 64)) for name in "abc")
+        return contraction(a, b, c, (64, 64, 64), "NN")
+
+    kernels = merged(*(square(k) for k in range(6))).kernels
+    # 8320 bytes each, 16 layers of two tiles of 64 cells and one of padding: the sixth does not fit
+    assert [len(parts_of(kernel)) for kernel in kernels] == [5, 1]
 
 
 def test_a_value_that_would_only_hold_memory_is_computed_when_it_is_needed() -> None:

@@ -11,10 +11,12 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.codegen import loop_ir as ir
+from stagedtensor.codegen.affine import add
 from stagedtensor.codegen.emit.cuda import CudaKernel, CudaSource
 from stagedtensor.codegen.passes.plan_memory import MemoryPlan
 from stagedtensor.codegen.prelude import prelude_source
 from stagedtensor.codegen.prelude.cuda import cuda_functions
+from stagedtensor.codegen.rewrite import Rewriter
 from stagedtensor.codegen.schedule.cuda import Launch, mma
 from stagedtensor.errors import MemoryCheckError
 from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, u32
@@ -193,6 +195,26 @@ def test_a_stage_that_is_overwritten_too_early_is_found() -> None:
 
     with pytest.raises(MemoryCheckError, match="_tile"):
         run_emulated(whole, arrays, edit=two_ahead)
+
+
+@pytest.mark.parametrize(("width", "first"), [(40, 1), (36, 0)])
+def test_an_operand_whose_rows_start_between_multiples_of_16_bytes_is_copied_cell_by_cell(
+    width: int, first: int
+) -> None:
+    a, b, c = ir.Buffer("a", f16, (32, width)), ir.Buffer("b", f16, (32, 32)), ir.Buffer("c", f32, (32, 32))
+
+    class Shifted(Rewriter):
+        def expr(self, expr: ir.Expr) -> ir.Expr:
+            if isinstance(expr, ir.Load) and expr.buffer is a:
+                row, deep = expr.indices
+                return ir.Load(a, (row, add(deep, first)))
+            return super().expr(expr)
+
+    whole = module(Shifted().block(contraction(a, b, c, (32, 32, 32), "NN")))
+    arrays = {a: random_array(a), b: random_array(b, 1), c: np.zeros((32, 32), np.float32)}
+    assert emitted(whole).kernels[0].proc.path.endswith("16-byte copies of one operand")
+    exact = arrays[a].astype(np.float64)[:, first : first + 32] @ arrays[b].astype(np.float64)
+    np.testing.assert_allclose(run_emulated(whole, arrays)[c], exact, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_matrices_must_be_aligned() -> None:
