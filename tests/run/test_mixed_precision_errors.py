@@ -379,6 +379,22 @@ def test_gated_steps(ctx: st.Context) -> None:
     assert s.scaler.steps == 2
 
 
+def test_reading_a_window_is_counted_and_gives_fresh_arrays(ctx: st.Context) -> None:
+    s = steps_of(ctx)
+    for step in range(2):
+        st.gated_step(ctx, scaler=s.scaler, routine=s.gated, window_checksum=s.window, check_interval=100, step=step)
+    before = ctx.stats
+    runs = ctx.get_values(s.scaler.windows[0].runs)
+    assert (runs.shape, runs.dtype, int(runs)) == ((), np.int32, 2)
+    runs[...] = 7
+    assert int(ctx.get_values(s.scaler.windows[0].runs)) == 2
+    assert ctx.stats.downloads == before.downloads + 2
+    assert ctx.stats.downloaded_bytes == before.downloaded_bytes + 8
+    ctx.close()
+    with pytest.raises(ContextError, match="closed"):
+        ctx.get_values(s.scaler.windows[0].runs)
+
+
 def test_a_scaler_serves_one_context(ctx: st.Context) -> None:
     s = steps_of(ctx)
     s.scaler.update(ctx, True)
