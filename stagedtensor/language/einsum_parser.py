@@ -17,7 +17,7 @@ from stagedtensor.specs import Affine, Anonymous, AxisTerm, Concat, Name, Positi
 from stagedtensor.statement_text import term_text, variable_text
 
 from .caret import near, spec_error
-from .grammar import advice_on, is_token, offset_of, parse
+from .grammar import advice_on, is_token, offset_of, parse, subtree
 
 if TYPE_CHECKING:
     from lark import Token
@@ -97,7 +97,7 @@ def _parse_cached(text: str, n_operands: int | None, sized: frozenset[str], resu
     names = any(mark in text for mark in ",*+^")
     tree = parse("einsum", "name_spec" if names else "letter_spec", text, what=WHAT, words=_WORDS, advice=_ADVICE)
     reader = _Reader(text)
-    shapes = [reader.shape(part) for part in tree.children if not is_token(part)]  # type: ignore[arg-type]
+    shapes = [reader.shape(subtree(part)) for part in tree.children if not is_token(part)]
     operands, result = shapes[:-1], shapes[-1]
     _check_count(text, operands, n_operands)
     _check_result(text, operands, result, sized, result_exists)
@@ -121,7 +121,7 @@ class _Reader:
         rows: dict[RowKind, tuple[_Located, ...]] = {}
         for part in tree.children:
             if not is_token(part):
-                pending = part  # type: ignore[assignment]
+                pending = subtree(part)
                 continue
             kind: RowKind = "batch" if part == "|" else "input"
             assert pending is not None
@@ -138,7 +138,7 @@ class _Reader:
             if is_token(part):
                 comma_seen = True
                 continue
-            item = self.item(part, kind)  # type: ignore[arg-type]
+            item = self.item(subtree(part), kind)
             variable = isinstance(item.term, str)
             before = found[-1].term if found else ""
             if not (tree.data != "name_row" or comma_seen or isinstance(item.term, str) or isinstance(before, str)):
@@ -181,7 +181,7 @@ class _Reader:
     def affine(self, tree: ParseTree) -> Affine:
         """Read ``stride*over + dilation*kernel``."""
         left, sign, right = tree.children
-        (stride, over), (dilation, kernel) = _scaled(left), _scaled(right)  # type: ignore[arg-type]
+        (stride, over), (dilation, kernel) = _scaled(subtree(left)), _scaled(subtree(right))
         for factor, word in ((stride, "stride"), (dilation, "dilation")):
             if factor < 1:
                 raise spec_error(
@@ -199,7 +199,7 @@ class _Reader:
                 what=WHAT,
                 expected="two different names",
             )
-        return Affine(stride, over, dilation, kernel, padded=str(sign.children[0]) == "=+")  # type: ignore[union-attr]
+        return Affine(stride, over, dilation, kernel, padded=str(subtree(sign).children[0]) == "=+")
 
 
 def _scaled(tree: ParseTree) -> tuple[int, str]:
@@ -348,7 +348,7 @@ def _numpy_spec(text: str, n_operands: int | None, sized: frozenset[str], result
             arrow = part == "->"
             row_start = offset_of(part) + len(str(part))
             continue
-        row = reader.row(part, "output")  # type: ignore[arg-type]
+        row = reader.row(subtree(part), "output")
         shape = _Shape({"output": row}, row[0].offset if row else row_start)
         if arrow:
             result = shape

@@ -102,3 +102,11 @@ def is_token(part: ParseTree | Token) -> bool:
     import lark
 
     return isinstance(part, lark.Token)
+
+
+def subtree(part: ParseTree | Token) -> ParseTree:
+    """Return a part that the grammar says is no token."""
+    import lark
+
+    assert isinstance(part, lark.Tree)
+    return part

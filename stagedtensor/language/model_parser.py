@@ -17,6 +17,7 @@ import lark
 
 from . import model_ast as ast
 from .caret import near
+from .grammar import subtree
 from .model_text import Comment, Text
 
 if TYPE_CHECKING:
@@ -204,8 +205,7 @@ class _Builder:
     def definitions(self, tree: ParseTree) -> ast.Definitions:
         comments = list(self.text.comments)
         made = []
-        for part in tree.children:
-            assert isinstance(part, lark.Tree)
+        for part in map(subtree, tree.children):
             mine = self._comments_before(comments, part.meta.end_pos)
             name, *rest = part.children
             made.append(
@@ -241,20 +241,18 @@ class _Builder:
     def pattern(self, tree: ParseTree) -> ast.Pattern:
         if tree.data == "name_pattern":
             return ast.NamePattern(str(tree.children[0]), at=_start(tree))
-        return ast.TuplePattern(tuple(self.pattern(part) for part in tree.children), at=_start(tree))  # type: ignore[arg-type]
+        return ast.TuplePattern(tuple(self.pattern(subtree(part)) for part in tree.children), at=_start(tree))
 
     # -- expressions ------------------------------------------------------------------------------------------------
     def expr(self, tree: ParseTree, child: int) -> ast.Expr:
-        part = tree.children[child]
-        assert isinstance(part, lark.Tree)
+        part = subtree(tree.children[child])
         return self.rules[part.data](part)
 
     def exprs(self, tree: ParseTree) -> tuple[ast.Expr, ...]:
         return tuple(self.rules[part.data](part) for part in tree.children if isinstance(part, lark.Tree))
 
     def name(self, tree: ParseTree | lark.Token) -> ast.Name:
-        assert isinstance(tree, lark.Tree)
-        return ast.Name(str(tree.children[0]), at=_start(tree))
+        return ast.Name(str(subtree(tree).children[0]), at=_start(tree))
 
     def stage_boundary(self, tree: ParseTree) -> ast.Expr:
         prec, weights, rest = None, None, list(tree.children)
@@ -262,8 +260,7 @@ class _Builder:
             prec = self.name(rest.pop(0))
         label = str(rest.pop(0))[1:-1]
         if isinstance(rest[0], lark.Tree) and rest[0].data == "stage_weights":
-            given = rest.pop(0)
-            assert isinstance(given, lark.Tree)
+            given = subtree(rest.pop(0))
             if str(given.children[0]).strip("~:") != "weights":
                 raise self.text.fault(
                     _start(given), "a stage has no such setting", "~weights:narrow or ~weights:master"
@@ -295,7 +292,7 @@ class _Builder:
         return ast.Binary(str(operator), self.expr(tree, 0), self.expr(tree, 2), at=_start(operator))
 
     def application(self, tree: ParseTree) -> ast.Expr:
-        arguments = tuple(self.argument(part) for part in tree.children[1:])  # type: ignore[arg-type]
+        arguments = tuple(self.argument(subtree(part)) for part in tree.children[1:])
         return ast.Apply_(self.expr(tree, 0), arguments, at=_start(tree))
 
     def argument(self, tree: ParseTree) -> ast.Argument:
@@ -308,8 +305,7 @@ class _Builder:
         return ast.Argument(None, self.rules[tree.data](tree), at=at)
 
     def let(self, tree: ParseTree) -> ast.Expr:
-        binding, body = tree.children[0], self.expr(tree, 1)
-        assert isinstance(binding, lark.Tree)
+        binding, body = subtree(tree.children[0]), self.expr(tree, 1)
         first, *rest = binding.children
         pattern = (
             ast.NamePattern(str(first), at=_start(first)) if isinstance(first, lark.Token) else self.pattern(first)
@@ -341,14 +337,13 @@ class _Builder:
                 at, "only a name or its gradient can be assigned", "name or name.grad before the operator"
             )
         logic = tree.children[3] if len(tree.children) > 3 else None
-        index_map = None if logic is None else self.quoted(logic, 0)  # type: ignore[arg-type]
+        index_map = None if logic is None else self.quoted(subtree(logic), 0)
         return ast.Assignment(target, str(tree.children[1]), self.expr(tree, 2), index_map, at=_start(tree))
 
     def inline_parameter(self, tree: ParseTree) -> ast.Expr:
         name, *parts = tree.children
         made = ast.InlineParameter(str(name), None, None, (), at=_start(tree))
-        for part in parts:
-            assert isinstance(part, lark.Tree)
+        for part in map(subtree, parts):
             if part.data == "annotation":
                 made = replace(made, precision=self.name(part.children[0]))
             elif part.data == "initial":

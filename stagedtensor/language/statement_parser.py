@@ -16,7 +16,7 @@ from stagedtensor.statement_text import WRITE_SYMBOLS
 from stagedtensor.statements import WriteOp
 
 from .caret import spec_error
-from .grammar import advice_on, is_token, offset_of, parse
+from .grammar import advice_on, is_token, offset_of, parse, subtree
 
 if TYPE_CHECKING:
     from lark import Token
@@ -130,7 +130,7 @@ _DEEPEST = 150
 @lru_cache(maxsize=256)
 def _parse_cached(text: str) -> tuple[Assignment, ...]:
     tree = parse("statement", "start", text, what=WHAT, words=_WORDS, advice=_ADVICE)
-    made = tuple(_assignment(part, text) for part in tree.children if not is_token(part))  # type: ignore[arg-type]
+    made = tuple(_assignment(subtree(part), text) for part in tree.children if not is_token(part))
     if not made:
         raise spec_error(text, 0, "no statement", what=WHAT, expected="target, operator, expression", advice=_FORM)
     return made
@@ -143,14 +143,14 @@ def _assignment(tree: ParseTree, text: str) -> Assignment:
     op = _WRITES[symbol.removeprefix(":")] if symbol != ":" else None
     map_text, map_offset = None, 0
     if logic:
-        (token,) = logic[0].children  # type: ignore[union-attr]
+        (token,) = subtree(logic[0]).children
         map_text, map_offset = str(token)[1:-1], offset_of(token) + 1
     end = tree.meta.end_pos
     return Assignment(
-        _reference(reference),  # type: ignore[arg-type]
+        _reference(subtree(reference)),
         op,
         reset or op is None,
-        _term(expr, text),  # type: ignore[arg-type]
+        _term(subtree(expr), text),
         map_text,
         " ".join(re.sub(r"#[^\n]*", "", text[offset_of(tree) : end]).split()),
         offset_of(tree),
@@ -181,13 +181,13 @@ def _term(tree: ParseTree, text: str, depth: int = 0) -> Term:
             return _reference(tree)
         case "call":
             name = parts[0]
-            args = tuple(_term(part, text, depth + 1) for part in parts[1:])  # type: ignore[arg-type]
+            args = tuple(_term(subtree(part), text, depth + 1) for part in parts[1:])
             return Call(str(name), args, offset_of(name))
         case "negative" | "tight_negative":
-            return Call("neg", (_term(parts[-1], text, depth + 1),), offset_of(tree), infix="-")  # type: ignore[arg-type]
+            return Call("neg", (_term(subtree(parts[-1]), text, depth + 1),), offset_of(tree), infix="-")
         case _:
             left, operator, right = parts
-            lhs, rhs = (_term(part, text, depth + 1) for part in (left, right))  # type: ignore[arg-type]
+            lhs, rhs = (_term(subtree(part), text, depth + 1) for part in (left, right))
             return _infix(lhs, operator, rhs, text)  # type: ignore[arg-type]
 
 
