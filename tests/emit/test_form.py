@@ -23,6 +23,7 @@ from stagedtensor.codegen.loop_ir import (
     For,
     Let,
     Load,
+    LoopKind,
     Origin,
     Proc,
     Store,
@@ -45,7 +46,7 @@ def proc(
     shape: tuple[int, ...] = (4, 8),
     layout: Layout = ROW_MAJOR,
     extent: int = 4,
-    kind: str = "serial",
+    kind: LoopKind = "serial",
     op: str = "add",
     number: float = 2.0,
     same: bool = False,
@@ -60,7 +61,7 @@ def proc(
         Let(value, Apply(op, (Load(x, cell), Const(number, f32)), f32)),
         Store(y, cell, change(Var(value))),
     )
-    loop = For(BlockIterator(i, index(extent), extent), body, kind)  # type: ignore[arg-type]
+    loop = For(BlockIterator(i, index(extent), extent), body, kind)
     return Proc(names, tuple(dict.fromkeys((x, y))), (loop,))
 
 
