@@ -40,7 +40,7 @@ _OLDEST = (8, 0)
 
 
 def gpu_count() -> int:
-    """Return how many GPUs the driver shows; 0 without one. Asks the driver alone, so it is quick where there is none."""
+    """Return how many GPUs the driver shows; 0 without one. Only the driver is asked, so that is quick."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -74,7 +74,7 @@ def bits_dtype(prec: Prec) -> np.dtype[Any]:
 
 
 def _facts(values: Any, prec: Prec) -> dict[str, Any] | None:
-    """Return what an array on a GPU says of itself, None where ``values`` is none or not surely in the format ``prec``."""
+    """Return what an array on a GPU says of itself, None where it is none or not surely in the format ``prec``."""
     if (prec.bits == 8 and prec.is_float) or not hasattr(type(values), "__cuda_array_interface__"):
         return None  # the interface has one word for all 8-bit floats
     try:
@@ -299,5 +299,5 @@ class CudaRoutine:
         self._runs += 1
 
     def _enqueue(self) -> None:
-        for function, blocks_, threads, arguments, shared in self._launches:
-            function(blocks_, threads, arguments, shared_mem=shared)
+        for function, blocks, threads, arguments, shared in self._launches:
+            function(blocks, threads, arguments, shared_mem=shared)

@@ -35,7 +35,7 @@ def cuda_executable(
     debug: bool,
     shared_bytes: int = SHARED_BYTES,
 ) -> Executable:
-    """Generate CUDA source for ``program`` and load it; ``cache`` tells whether anything had to be compiled for that."""
+    """Generate CUDA source for ``program`` and load it; ``cache`` tells whether that compiled anything."""
     module = generate_cuda(program, numerics, fusion=fusion, check=debug, shared_bytes=shared_bytes)
     emitted = emit_cuda(module)
     builds = cache.counts.builds

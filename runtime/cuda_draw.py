@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__({threads}) st_fill_{kind}(
 
 
 def fill_source(kind: str, count: int) -> CudaSource:
-    """Return the kernel that fills ``count`` cells of f32 with "uniform" or "normal" values; its arguments are buffers."""
+    """Return the kernel that fills ``count`` f32 cells with "uniform" or "normal" values; all arguments are buffers."""
     text = prelude_source([f"st_random_{kind}_f32"], dialect="cuda") + _KERNEL.format(kind=kind, threads=THREADS)
     cells, key, spread = Buffer("cells", f32, (count,)), Buffer("key", u32, (4,)), Buffer("range", f32, (2,))
     buffers = (cells, key, spread)

@@ -124,7 +124,7 @@ class CudaSource:
     """First and last line of every function, and what it computes where it was printed first."""
 
     def origins(self, line: int) -> tuple[Origin, ...]:
-        """Return what the function computes that line ``line`` (from 1) of the text belongs to; () outside functions."""
+        """Return what the function around line ``line`` (from 1) of the text computes; () outside functions."""
         return next((origins for first, last, origins in self.places if first <= line <= last), ())
 
     def locate(self, line: int) -> str | None:

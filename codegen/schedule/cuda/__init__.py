@@ -108,7 +108,7 @@ def _blocks(kernel: Proc) -> Iterator[Block]:
 
 
 def _whole(work: Sequence[tuple[Proc, Block]], body: tuple[Stmt, ...], launch: Launch, path: str) -> Proc:
-    """Return the kernel of several blocks; it is called like the last one, whose result is the purpose of the others."""
+    """Return the kernel of several blocks; it is called like the last one, which the others are there for."""
     costs = [cost_of(without_single_lets(block)) for _, block in work]
     nest = CudaNest("", body, launch, path, Cost(sum(cost.flops for cost in costs), sum(cost.nbytes for cost in costs)))
     kernel, block = work[-1]

@@ -27,7 +27,7 @@ Elsewhere = Callable[[int], Buffer | None]
 
 @dataclass
 class Chains:
-    """``blocks`` of a member's place are to be scheduled whole instead of it; ``scratch`` is what they write and read."""
+    """``blocks`` of a member's place are scheduled whole instead of it; ``scratch`` is what they write and read."""
 
     blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
     scratch: list[Buffer] = field(default_factory=list)

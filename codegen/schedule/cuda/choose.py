@@ -16,7 +16,7 @@ from stagedtensor.codegen.schedule.cuda.formats import for_tensor_cores
 from stagedtensor.codegen.schedule.cuda.launch import CudaNest, points_of
 from stagedtensor.codegen.schedule.cuda.mma import mma, mma_shape
 from stagedtensor.codegen.schedule.cuda.notes import Note
-from stagedtensor.codegen.schedule.cuda.operands import Product, collapsed, product, tiles
+from stagedtensor.codegen.schedule.cuda.operands import LEAST_SIDE, Product, collapsed, product, tiles
 from stagedtensor.codegen.schedule.cuda.rows import rows
 from stagedtensor.codegen.schedule.cuda.scatter import scatter
 from stagedtensor.codegen.schedule.cuda.tile import tile, tile_shape
@@ -32,7 +32,6 @@ _SPLIT = Machine(
 """
 _FEW_RESULTS = 4096
 _SHORT = 32
-_LEAST_TILE = 8
 
 
 def plan_block(block: Block, numerics: Numerics, wanted: Note | None = None) -> tuple[CudaNest, ...]:
@@ -49,18 +48,18 @@ def plan_block(block: Block, numerics: Numerics, wanted: Note | None = None) -> 
     if found is None:
         return _reduction(block)
     given = product(collapsed(found))
-    if given is None or min(given.sizes) < _LEAST_TILE:
-        why = "no matrix product" if given is None else f"fewer than {_LEAST_TILE} rows, columns or points of depth"
+    if given is None or min(given.sizes) < LEAST_SIDE:
+        why = "no matrix product" if given is None else f"fewer than {LEAST_SIDE} rows, columns or points of depth"
         return tuple(replace(nest, path=f"{nest.path}; no mma: {why}") for nest in _reduction(block))
     return _product(block, replace(given, note=wanted), numerics)
 
 
 def result_tiles(block: Block, numerics: Numerics) -> int | None:
-    """Return into how many tiles the results of ``block`` are cut; None where it is no product, or one in several passes."""
+    """Return into how many tiles the results of ``block`` are cut; None for no product, or one in several passes."""
     block = without_single_lets(block)
     found = contraction(block)
     given = None if found is None else product(collapsed(found))
-    if given is None or min(given.sizes) < _LEAST_TILE or deep(block, given) is not None:
+    if given is None or min(given.sizes) < LEAST_SIDE or deep(block, given) is not None:
         return None
     chosen = for_tensor_cores(given, numerics)
     shape = tile_shape(given) if isinstance(chosen, str) else mma_shape(chosen[0])
@@ -103,7 +102,7 @@ def by_rows(block: Block) -> bool:
     found = contraction(block)
     if found is not None:
         given = product(collapsed(found))
-        if given is not None and min(given.sizes) >= _LEAST_TILE:
+        if given is not None and min(given.sizes) >= LEAST_SIDE:
             return False
     return not block.scatter and several_parts(block) is None and _along_rows(block, few=False)
 

@@ -23,7 +23,7 @@ _WHOLE = 32
 
 
 def deep(block: Block, given: Product) -> Split | None:
-    """Cut ``block``, whose product is ``given``, or return None where its tiles keep a large device busy as they are."""
+    """Cut ``block``, whose product is ``given``, or return None where its tiles keep a large device busy."""
     rows, columns, depth = given.sizes
     results = points_of(given.batch) * rows * columns
     tiles = points_of(given.batch) * -(-rows // _TILE) * -(-columns // _TILE)

@@ -58,7 +58,7 @@ class Launch:
     cooperative: bool = False
     thread: Symbol | None = None
     resident: int = 0
-    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 it need not spill registers."""
+    """Blocks that a multiprocessor must hold at once, 0 where the compiler may choose. With 1 none need spill."""
     offsets: dict[Buffer, int] = field(default_factory=dict)
     """Where shared arrays lie in the block's shared memory; those without a place are the compiler's to put."""
 
@@ -110,7 +110,7 @@ class Flat:
 
 
 def flatten(iterators: Sequence[BlockIterator], hint: str, value: Expr | None = None) -> Flat:
-    """Return ``iterators`` as one, row-major; ``value`` is the number of the point, by default the new symbol itself."""
+    """Return ``iterators`` as one, row-major; ``value`` is the point's number, by default the new symbol itself."""
     symbol = index_symbol(hint)
     position = Var(symbol) if value is None else value
     total = points_of(iterators)

@@ -73,7 +73,7 @@ ENOUGH_TILES = 96
 
 
 def mma_shape(given: Product) -> Shape:
-    """Return the largest tile that still leaves every multiprocessor one, and that is not mostly outside the results."""
+    """Return the largest tile that leaves every multiprocessor one and does not lie mostly outside the results."""
     rows, columns, _ = given.sizes
     fitting = [shape for shape in _SHAPES if 2 * rows > shape.rows and 2 * columns > shape.columns]
     batch = points_of(given.batch)
@@ -287,7 +287,7 @@ def _multiply(
 
 
 def _cells(place: _Place, across: Tiles, m: Expr, n: Expr, register: Expr) -> tuple[Expr, Expr]:
-    """Row and column of one register of an accumulator fragment: thread 4g + t has rows g, g + 8, columns 2t, 2t + 1."""
+    """Row and column of a register of an accumulator fragment: thread 4g + t has rows g, g + 8, columns 2t, 2t + 1."""
     row = add(multiply(m, _M), add(floor_divide(place.lane, 4), multiply(floor_divide(register, 2), 8)))
     column = add(multiply(n, _N), add(multiply(modulo(place.lane, 4), 2), modulo(register, 2)))
     return add(across.row, add(place.row, row)), add(across.column, add(place.column, column))

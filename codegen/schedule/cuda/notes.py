@@ -36,7 +36,7 @@ from stagedtensor.precision import i64
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """``item`` is updated with every cell of ``source``; ``state`` is what a thread has, ``cells`` take a value a tile."""
+    """``item`` is updated with every cell of ``source``: ``state`` in a thread, one of ``cells`` for each tile."""
 
     item: Accumulator
     source: Buffer
@@ -59,7 +59,7 @@ class Note:
     def around(
         self, tile: Sequence[Stmt], number: Symbol, thread: Symbol, threads: int
     ) -> tuple[list[Stmt], list[Stmt]]:
-        """Return shared arrays, and the work of a tile, whose place is ``number``, with the note taken and left there."""
+        """Return shared arrays, and the work of tile ``number`` with the note taken and left in its cell."""
         assert self.item.neutral is not None
         names = {self.item.symbol: self.state}
         arrays, across = meet_across_warps((self.item,), names, thread, threads // WARP)
@@ -116,7 +116,7 @@ def noted(blocks: Sequence[Block], place: int) -> tuple[int, Buffer] | None:
 
 
 def note(block: Block, source: Buffer, tiles: int) -> Note:
-    """Return the note that the product which computes ``source`` in ``tiles`` tiles takes for the reduction ``block``."""
+    """Return the note for the reduction ``block`` that the product of ``source`` takes in ``tiles`` tiles."""
     (item,) = block.accumulators
     cells = Buffer(f"{block.stores[0].buffer.name}_tiles", item.symbol.type, (tiles,))
     return Note(item, source, fresh(item.symbol), cells)

@@ -44,6 +44,9 @@ from stagedtensor.codegen.schedule.cuda.launch import (
 from stagedtensor.codegen.schedule.cuda.notes import Note
 from stagedtensor.codegen.schedule.nest import collapse, index_symbol, loads_in, loop
 
+LEAST_SIDE = 8
+"""Rows, columns and depth of a product that is worth tiles."""
+
 
 @dataclass(frozen=True)
 class Product:
@@ -138,7 +141,7 @@ def nest_of(
 
 @dataclass(frozen=True)
 class Tiles:
-    """The loop over result tiles: ``row`` and ``column`` are the first of the tile, ``lets`` define them and the batch."""
+    """The loop over result tiles: ``row`` and ``column`` are the tile's first, ``lets`` define them and the batch."""
 
     symbol: Symbol
     count: int
@@ -282,6 +285,7 @@ def result_stores(given: Product, tile: Tiles, row: Expr, column: Expr, state: E
 
 
 __all__ = [
+    "LEAST_SIDE",
     "Multiplied",
     "Product",
     "Side",

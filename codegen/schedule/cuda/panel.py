@@ -96,7 +96,7 @@ class Panel:
         return Load(tile, (stage, along, deep) if self._depth_last else (stage, deep, along))
 
     def copy(self, tile: Buffer, stage: Expr, first: Expr, deep: Expr, thread: Symbol, threads: int) -> list[Stmt]:
-        """Return the copy of the panel from (``first``, ``deep``) on into ``stage`` of ``tile``; outside cells are 0."""
+        """Return the copy of the panel from (``first``, ``deep``) on into ``stage`` of ``tile``; 0 outside."""
         chunk = self.instruction.chunk if self.vector else 1
         fast = (self.depth if self._fast_depth else self.size) // chunk
         total = self.size * self.depth // chunk
@@ -164,7 +164,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A left operand that lies in shared memory already, a matrix of rows by its whole depth; rows start at 16 bytes."""
+    """A left operand that is in shared memory already, rows by its whole depth; rows start at 16 bytes."""
 
     cells: Buffer
     depth: int

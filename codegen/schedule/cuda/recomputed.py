@@ -157,7 +157,7 @@ class Recomputation:
         return RowGroup((*copies.members, last), extents, copies.slabs, (), len(copies.members))
 
     def copied(self, buffer: Buffer) -> tuple[int, Block, Store] | None:
-        """Return what writes ``buffer``: its place, the block with that store alone, and the store; None where it won't do."""
+        """Return the place of ``buffer``'s writer, the block with that store alone, the store; None if none serves."""
         (place,) = self._writers[buffer]
         block = self._blocks[place]
         written = {store.buffer for store in block.stores}

@@ -22,14 +22,12 @@ from stagedtensor.codegen.loop_ir import Block, BlockIterator, Buffer, Expr, Loa
 from stagedtensor.codegen.passes.dependence import Effects, conflict, effects_of
 from stagedtensor.codegen.rewrite import symbols_of
 from stagedtensor.codegen.schedule.analysis import contraction
-from stagedtensor.codegen.schedule.cuda.operands import Product, product
+from stagedtensor.codegen.schedule.cuda.operands import LEAST_SIDE, Product, product
 from stagedtensor.codegen.schedule.nest import expressions, loads_in
 from stagedtensor.codegen.schedule.split import combinable
 
 _LOOK_AHEAD = 24
 """Kernels behind the first one that may join it."""
-_LEAST_SIDE = 8
-"""Rows, columns and depth of a product that is worth tiles."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def _begins(block: Block, temporaries: Collection[Buffer]) -> tuple[Symbol, ...]
 
 
 def is_static(block: Block) -> bool:
-    """Tell whether every point of ``block`` is one, whatever the run: fixed extents, no guard, no cells chosen by data."""
+    """Tell whether the points of ``block`` are the same in every run: fixed extents, no guard, no scatter."""
     return (
         not block.scatter
         and block.guard is None
@@ -135,7 +133,7 @@ def as_product(block: Block, symbols: tuple[Symbol, ...]) -> Product | None:
     fixed = replace(block, iterators=tuple(item for item in block.iterators if item.symbol not in symbols[:-1]))
     found = contraction(fixed)
     given = None if found is None else product(found)
-    if given is None or given.batch or min(given.sizes) < _LEAST_SIDE:
+    if given is None or given.batch or min(given.sizes) < LEAST_SIDE:
         return None
     if [item.symbol for item in given.rows] != [symbols[-1]]:
         given = replace(given, left=given.right, right=given.left, rows=given.columns, columns=given.rows)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from stagedtensor.codegen.affine import add, as_index, floor_divide, modulo, multiply, subtract
 from stagedtensor.codegen.loop_ir import (
@@ -130,9 +131,7 @@ class RowTiling:
 def _plan(group: RowGroup, numerics: Numerics, most_bytes: int) -> _Plan | str:
     """The launch of ``group``, its tiles as high as ``most_bytes`` of shared memory allow; else the reason."""
     rows = group.extents[-1]
-    outer = 1
-    for extent in group.extents[:-1]:
-        outer *= extent
+    outer = prod(group.extents[:-1])
     plan: _Plan | None = None
     for height in _HEIGHTS:
         if rows <= height // 2 and height != _HEIGHTS[-1]:
@@ -145,7 +144,8 @@ def _plan(group: RowGroup, numerics: Numerics, most_bytes: int) -> _Plan | str:
         if outer * -(-rows // height) >= ENOUGH_TILES:
             break
     if plan is None:
-        return f"{_HEIGHTS[-1]} rows of what stands between take {-(-needed // 1024)} KiB of shared memory, of {most_bytes // 1024}"
+        kib, most = -(-needed // 1024), most_bytes // 1024
+        return f"{_HEIGHTS[-1]} rows of what stands between take {kib} KiB of shared memory, of {most}"
     return plan
 
 
@@ -158,7 +158,9 @@ class _Plan:
         self._numerics = numerics
         self._thread = Symbol("thread", i64)
         self._lane, self._warp = index_symbol("lane"), index_symbol("warp")
-        self._first = index_symbol("first_row")
+        self._tile, self._first = index_symbol("tile"), index_symbol("first_row")
+        self._down = -(-group.extents[-1] // height)
+        self._count = self._down * prod(group.extents[:-1])
         self._outer = tuple(Symbol(symbol.hint, symbol.type) for symbol in group.members[0].symbols[:-1])
         self._slabs = {buffer: _slab(buffer, axes, height) for buffer, axes in group.slabs.items()}
         self._resident: set[Buffer] = set()
@@ -279,15 +281,10 @@ class _Plan:
 
     # -- the whole ------------------------------------------------------------------------------------------------
     def _launched(self) -> Launch:
-        tile = index_symbol("tile")
-        self._tile = tile
-        self._count = -(-self.group.extents[-1] // self.height)
-        for extent in self.group.extents[:-1]:
-            self._count *= extent
         return Launch(
             cooperative_blocks(self._count),
             THREADS,
-            {tile: "blocks"},
+            {self._tile: "blocks"},
             cooperative=True,
             thread=self._thread,
             resident=1,
@@ -302,10 +299,9 @@ class _Plan:
     def finished(self) -> RowTiles:
         """Return the launch."""
         extents = self.group.extents
-        down = -(-extents[-1] // self.height)
-        lets: list[Stmt] = [Let(self._first, multiply(modulo(Var(self._tile), down), self.height))]
-        below = self._count // down
-        rest = floor_divide(Var(self._tile), down)
+        lets: list[Stmt] = [Let(self._first, multiply(modulo(Var(self._tile), self._down), self.height))]
+        below = self._count // self._down
+        rest = floor_divide(Var(self._tile), self._down)
         for symbol, extent in zip(self._outer, extents[:-1], strict=True):
             below //= extent
             here = floor_divide(rest, below) if below > 1 else rest
@@ -322,8 +318,8 @@ class _Plan:
         )
         kib = -(-self.nbytes // 1024)
         path = (
-            f"tiles of {self.height} rows through {len(self._steps)} steps, intermediates in {kib} KiB of shared memory: "
-            f"{'; '.join(dict.fromkeys(self._words))}"
+            f"tiles of {self.height} rows through {len(self._steps)} steps, "
+            f"intermediates in {kib} KiB of shared memory: {'; '.join(dict.fromkeys(self._words))}"
         )
         return RowTiles(nest, self.launch, path)
 
@@ -360,7 +356,7 @@ def _slab(buffer: Buffer, axes: tuple[int, ...], height: int) -> Buffer:
 
 
 def _placed(arrays: Sequence[tuple[Buffer, int, int]]) -> dict[Buffer, int]:
-    """An offset for every array; those that are never used in one step may share bytes, for between steps is a barrier."""
+    """An offset for every array; those that no step uses together may share bytes: between steps is a barrier."""
     placed: list[tuple[int, int, int, int]] = []
     offsets: dict[Buffer, int] = {}
     for buffer, first, last in sorted(arrays, key=lambda item: -item[0].nbytes):

@@ -90,7 +90,7 @@ class Row:
 
 
 def row(block: Block, thread: Symbol) -> Row:
-    """Return the reduction of one row by :func:`threads_for` threads; ``thread`` is the symbol of the thread's number."""
+    """Return the reduction of one row by :func:`threads_for` threads; ``thread`` is the thread's number."""
     along = flatten(block.reduce, "k")
     threads = threads_for(block)
     names = {item.symbol: fresh(item.symbol) for item in block.accumulators}

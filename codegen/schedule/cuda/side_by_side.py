@@ -90,7 +90,7 @@ class _Kernel:
 
 
 def _levels(kernels: Sequence[_Kernel], temporaries: set[Buffer]) -> list[int]:
-    """Return for each kernel the number of its launch, from 0; kernels of one number touch nothing another one writes."""
+    """Return the number of each kernel's launch, from 0; kernels of one number touch nothing that another writes."""
     before = _dependences(kernels)
     levels: list[int] = []
     for place in range(len(kernels)):

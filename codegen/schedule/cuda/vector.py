@@ -50,7 +50,7 @@ class _Stream:
 
 
 def grouped(block: Block) -> tuple[tuple[BlockIterator, ...], tuple[Stmt, ...], str] | None:
-    """Return iterators, the last over groups, the work of one group, and a few words; None where groups do not serve."""
+    """Return iterators, the last over groups, the work of a group, and a few words; None where groups do not serve."""
     if block.guard is not None or not block.iterators or points_of(block.iterators) < _LEAST_POINTS:
         return None
     last = block.iterators[-1]
