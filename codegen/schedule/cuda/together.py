@@ -25,7 +25,6 @@ from stagedtensor.codegen.loop_ir import (
 )
 from stagedtensor.codegen.rewrite import substitute
 from stagedtensor.codegen.schedule.cuda.launch import (
-    WARP,
     Dealt,
     Flat,
     Launch,
@@ -59,7 +58,7 @@ def groups(blocks: Sequence[Block], by_rows: Callable[[Block], bool]) -> list[li
 
 
 def _count(blocks: Sequence[Block], by_rows: Callable[[Block], bool]) -> int:
-    """How many of ``blocks``, from the first on, walk the rows of the first reduction among them together; 0 for none."""
+    """How many of ``blocks``, from the first on, walk the rows of the first reduction among them; 0 for none."""
     first = next((block for block in blocks[:_LATEST_REDUCTION] if not _pointwise(block)), None)
     if first is None or not by_rows(first) or not _static(first) or points_of(first.data) < _LEAST_ROWS:
         return 0
@@ -74,7 +73,7 @@ def _count(blocks: Sequence[Block], by_rows: Callable[[Block], bool]) -> int:
 
 
 def _points_of_rows(block: Block, first: Block) -> bool:
-    """Tell whether ``block`` has the rows of ``first`` outermost, and no more points in a row than its threads can do."""
+    """Tell whether ``block`` has the rows of ``first`` outermost, and no more points in a row than threads can do."""
     rows = len(first.data)
     leading, rest = block.iterators[:rows], block.iterators[rows:]
     return _bounds(leading) == _bounds(first.data) and points_of(rest) <= _MOST_COLUMNS * points_of(first.reduce)
@@ -163,8 +162,7 @@ def together(blocks: Sequence[Block]) -> tuple[tuple[Stmt, ...], Launch, str]:
             leading, steps = plain.data, found.body
         flat = flatten(leading, "row", Var(current))
         body.append(scoped(flat.wrap(substitute(steps, flat.mapping))))
-    if threads > WARP:
-        body.append(Barrier())  # the next row writes the shared states again
+    # between the use of shared states in one row and in the next there is a barrier: that between two of the steps
     loops = (*scratch, strided(Flat(current, as_index(total), total, (), {}, None), body))
     launch = Launch(cooperative_blocks(total), threads, dealt, cooperative=True, thread=thread)
     return loops, launch, f"rows through {len(blocks)} steps, {threads} threads per row"
