@@ -81,3 +81,8 @@ def test_a_smaller_grid_gives_the_same_bits(name: str, monkeypatch: pytest.Monke
     found = run_emulated(whole, arrays)
     for buffer in whole.external:
         assert same_bits(found[buffer], expected[buffer]), buffer.name
+
+
+def test_every_point_and_every_row_has_a_block_up_to_the_most() -> None:
+    assert [launch.blocks_for(work) for work in (0, 1, 256, 257, 1 << 40)] == [1, 1, 1, 2, launch.MOST_BLOCKS]
+    assert [launch.cooperative_blocks(count) for count in (0, 1, 257, 1 << 40)] == [1, 1, 257, launch.MOST_COOPERATIVE]

@@ -54,6 +54,8 @@ def test_skipped_points_multiply_nothing(prec: Prec, channels: int, special: flo
     assert "points outside an operand skipped" in path
     if special is not None:
         arrays[w][0, 0, 3] = special
+    (kernel,) = emitted(whole, numerics).kernels
+    assert "not_finite[0] = 0u;" in kernel.text.partition("st_note_not_finite")[0].partition("i_depth")[0]
     expected = run_reference(whole, arrays)[y]
     found = run_emulated(whole, arrays, numerics=numerics)[y]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))

@@ -101,6 +101,18 @@ def test_row_maxima_are_exact(size: int) -> None:
     agree(whole, {x: values, y: np.zeros(5, np.float32)})
 
 
+@pytest.mark.parametrize("size", [40, 700])
+def test_a_result_takes_the_place_of_a_cell_that_its_whole_row_reads(size: int) -> None:
+    x, y = ir.Buffer("x", f32, (5, size)), ir.Buffer("y", f32, (5,))
+    i, k = axis("i", 5), axis("k", size, "reduce")
+    acc, start = ir.Symbol("acc", f32), ir.Const(float("-inf"), f32)
+    update = apply("maximum", ir.Var(acc), apply("mul", load(x, i, k), load(y, i)))
+    item = ir.Accumulator(acc, start, update, "max", start)
+    whole = module(ir.Block("rows", (i, k), (store(y, [i], ir.Var(acc)),), (item,)))
+    assert "threads per result" in path(whole)
+    agree(whole, {x: random_array(x), y: random_array(y, 1)})
+
+
 def test_full_reduction_takes_two_passes() -> None:
     x, y = ir.Buffer("x", f32, (300, 101)), ir.Buffer("y", f32, ())
     whole = row_sum(x, y, [], [axis("i", 300, "reduce"), axis("k", 101, "reduce")])
@@ -211,6 +223,37 @@ def test_loads_that_only_a_condition_keeps_inside_stay_behind_it() -> None:
     whole = module(ir.Block("both", (i,), (ir.Store(y, at(i), value),)))
     assert "16-byte" not in path(whole)
     agree(whole, {a: random_array(a), b: random_array(b, 1), y: np.zeros(2 * half, np.float32)})
+
+
+def test_cells_that_start_between_multiples_of_16_bytes_go_one_by_one() -> None:
+    count = 1 << 14
+    x, y = ir.Buffer("x", f32, (count + 4,)), ir.Buffer("y", f32, (count,))
+    i = axis("i", count)
+    later = ir.Load(x, (apply("add", ir.Var(i.symbol), ir.index(1), prec=i64),))
+    whole = module(ir.Block("later", (i,), (store(y, [i], apply("neg", later)),)))
+    assert "16-byte" not in path(whole)
+    agree(whole, {x: random_array(x), y: np.zeros(count, np.float32)})
+
+
+@pytest.mark.parametrize(("streams", "grouped"), [(12, True), (13, False)])
+def test_a_thread_holds_groups_of_a_dozen_buffers_at_most(streams: int, grouped: bool) -> None:
+    i = axis("i", 1 << 14)
+    *given, y = (ir.Buffer(f"x{number}", f32, (1 << 14,)) for number in range(streams))
+    value = load(given[0], i)
+    for buffer in given[1:]:
+        value = apply("add", value, load(buffer, i))
+    assert ("16-byte" in path(module(ir.Block("sum", (i,), (store(y, [i], value),))))) == grouped
+
+
+@pytest.mark.parametrize(("prec", "rows", "tile"), [(f32, 1024, 128), (f32, 1023, 64), (f64, 1024, 64), (f32, 32, 32)])
+def test_large_products_take_large_tiles(prec: Prec, rows: int, tile: int) -> None:
+    a, b, c = ir.Buffer("a", prec, (rows, 64)), ir.Buffer("b", prec, (64, 1024)), ir.Buffer("c", prec, (rows, 1024))
+    i, j, k = axis("i", rows), axis("j", 1024), axis("k", 64, "reduce")
+    acc, zero = ir.Symbol("acc", prec), ir.Const(0.0, prec)
+    update = ir.Fma(load(a, i, k, prec=prec), load(b, k, j, prec=prec), ir.Var(acc))
+    item = ir.Accumulator(acc, zero, update, "add", zero)
+    whole = module(ir.Block("product", (i, j, k), (ir.Store(c, at(i, j), ir.Var(acc)),), (item,)))
+    assert f"tiles of {tile} x {max(tile, 64)} x 16" in path(whole)
 
 
 def test_cells_at_two_places_of_one_buffer_are_not_taken_for_one() -> None:
