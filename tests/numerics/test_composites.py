@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stagedtensor as st
+from tests.oracles.gradients import grad_of
 
 from .running import FUSED, REFERENCE, Array, Program, Setting, run
 
@@ -55,9 +56,7 @@ def program(function: Function, values: tuple[Array, ...], prec: str, *, is_loss
         loss = st.sum(y * st.constant(weights, prec=prec))
     if prec != "f64":
         st.PrecisionPolicy.uniform(prec).apply(loss)
-    gradients = [x.grad for x in xs]
-    assert all(gradient is not None for gradient in gradients)
-    return Program(list(zip(xs, values, strict=True)), [y, *gradients], st.grad_update(loss))  # type: ignore[list-item]
+    return Program(list(zip(xs, values, strict=True)), [y, *map(grad_of, xs)], st.grad_update(loss))
 
 
 def distances(function: Function, *values: Array, setting: Setting = FUSED, is_loss: bool = False) -> list[float]:

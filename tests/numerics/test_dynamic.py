@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor import nn
+from tests.oracles.gradients import grad_of
 
 from .running import (
     FUSED,
@@ -56,7 +58,7 @@ def test_one_routine_serves_every_extent(prec: str, threads: int) -> None:
                 results[extent] = [ctx.get_values(read) for read in reads]
             assert ctx.stats.compiles + ctx.stats.cache_hits == compiled
         for extent in extents:
-            fixed = run(lambda extent=extent: fixed_program(build, extent, data), Setting(device, threads=count))  # type: ignore[misc]
+            fixed = run(partial(fixed_program, build, extent, data), Setting(device, threads=count))
             for at, (found, expected) in enumerate(zip(results[extent], fixed, strict=True)):
                 live = found[:extent] if found.shape != expected.shape else found
                 # on a GPU the template, and so the order of a sum, depends on whether its length is known
@@ -111,8 +113,10 @@ def test_gradients_with_a_dynamic_batch() -> None:
                 p = np.exp(logits - logits.max(1, keepdims=True))
                 p /= p.sum(1, keepdims=True)
                 p[np.arange(extent), labels[:extent]] -= 1.0
-                np.testing.assert_allclose(ctx.get_values(w.grad), p.T @ data[:extent] / extent, rtol=2e-5, atol=1e-6)  # type: ignore[arg-type]
-                np.testing.assert_allclose(ctx.get_values(b.grad), p.mean(0), rtol=2e-5, atol=1e-6)  # type: ignore[arg-type]
+                np.testing.assert_allclose(
+                    ctx.get_values(grad_of(w)), p.T @ data[:extent] / extent, rtol=2e-5, atol=1e-6
+                )
+                np.testing.assert_allclose(ctx.get_values(grad_of(b)), p.mean(0), rtol=2e-5, atol=1e-6)
 
 
 def test_static_indices_pick_one_batch() -> None:
@@ -125,7 +129,7 @@ def test_static_indices_pick_one_batch() -> None:
         return Program([(x, data)], [chosen * 2.0, st.sum(chosen, axis="output")], bindings={"i": position})
 
     for position in (0, 4, 8):
-        doubled, total = assert_same_everywhere(lambda position=position: build(position))  # type: ignore[misc]
+        doubled, total = assert_same_everywhere(partial(build, position))
         assert_same_bits(doubled, data[position] * np.float32(2), f"batch {position}")
         assert_same_bits(total, data[position].sum(-1), f"sum of batch {position}")
 
@@ -141,7 +145,7 @@ def test_the_gradient_of_a_static_index_fills_one_batch() -> None:
                 ctx.run(routine, i=position)
                 expected = np.zeros((5, 3), np.float32)
                 expected[position] = 3.0
-                assert_same_bits(ctx.get_values(x.grad), expected, f"{device} {position}")  # type: ignore[arg-type]
+                assert_same_bits(ctx.get_values(grad_of(x)), expected, f"{device} {position}")
 
 
 # -- sizes of zero ---------------------------------------------------------------------------------------------------

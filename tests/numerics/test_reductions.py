@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -142,9 +144,9 @@ def test_fusion_does_not_show_in_plain_reductions() -> None:
         return Program([(x, cells)], [total, *others])
 
     for axis in (0, 1):
-        (expected,) = run(lambda axis=axis: alone(axis), FUSED)  # type: ignore[misc]
+        (expected,) = run(partial(alone, axis), FUSED)
         for setting in (FUSED, UNFUSED):
-            found = run(lambda axis=axis: together(axis), setting)[0]  # type: ignore[misc]
+            found = run(partial(together, axis), setting)[0]
             assert_same_bits(found, expected, f"axis {axis} on {setting}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -235,7 +236,7 @@ def test_a_pointwise_accumulate_rounds_the_product_then_the_sum() -> None:
         ("p =+ lr *. m", start + rate * moved),
         ("p =: p - lr *. m", start - rate * moved),
     ):
-        (found,) = assert_same_everywhere(lambda source=source: build(source))  # type: ignore[misc]
+        (found,) = assert_same_everywhere(partial(build, source))
         assert_same_bits(found, expected, source)
 
 
@@ -291,7 +292,7 @@ def test_fast_math_leaves_narrow_nodes_and_special_values_alone() -> None:
     """It may contract f32 arithmetic; it never drops a rounding, flushes subnormals or assumes finite values."""
     fast = Setting(numerics=st.Numerics(fast_math=True))
     for prec in (st.bf16, st.f16):
-        (found,) = run(lambda prec=prec: narrow_storage(prec, False), fast)  # type: ignore[misc]
+        (found,) = run(partial(narrow_storage, prec, False), fast)
         assert_same_bits(found, rounded_at_each_step(prec), f"{prec} under fast_math")
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 1e-45, 3e38, 2.0], np.float32)
 

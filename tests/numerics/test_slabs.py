@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from stagedtensor.codegen.schedule import slab
 from stagedtensor.runtime import cpu
 from stagedtensor.runtime.routine import Routine
 from stagedtensor.runtime.target import detect
+from tests.oracles.gradients import grad_of
 
 from .running import Array, Program, Setting, assert_same_bits, run, runnable_targets
 
@@ -45,9 +47,7 @@ def attention(
         feeds.append((mask, (rng.random((BATCH, 1, queries, keys)) > 0.3).astype(np.float32)))
     q, k, v = (tensor for tensor, _ in feeds[:3])
     loss = st.mean(st.tanh(st.cast(st.attention(q, k, v, causal=causal, mask=mask), "f32")))
-    gradients = [grad for tensor in (q, k, v) if (grad := tensor.grad) is not None]
-    assert len(gradients) == 3
-    return Program(feeds, [loss, *gradients], st.grad_update(loss))
+    return Program(feeds, [loss, *map(grad_of, (q, k, v))], st.grad_update(loss))
 
 
 def compare(
@@ -82,7 +82,7 @@ def matrices(routine: Routine, shape: Sequence[int]) -> list[str]:
     return [line.node for line in routine.executable.temporaries if line.shape == text]
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "square": {"queries": 32, "keys": 32, "features": 16},
     "causal": {"queries": 33, "keys": 33, "features": 8, "causal": True},
     "mask": {"queries": 20, "keys": 35, "features": 12, "masked": True},
@@ -96,7 +96,7 @@ CASES = {
     "prec", ["f32", pytest.param("bf16", marks=pytest.mark.slow), pytest.param("f16", marks=pytest.mark.slow)]
 )
 def test_slabs_do_not_show(prec: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    routine = compare(partial(attention, prec, **CASES[case]), monkeypatch)  # type: ignore[arg-type]
+    routine = compare(partial(attention, prec, **CASES[case]), monkeypatch)
     assert any("slabs" in kernel.path for kernel in routine.kernels), str(routine)
 
 
@@ -170,7 +170,7 @@ def test_the_scores_are_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             x = st.attention(x, k, x, causal=True)
         loss = st.mean(st.tanh(x))
-        gradients = [grad for tensor in (q, k) if (grad := tensor.grad) is not None]
+        gradients = [*map(grad_of, (q, k))]
         return Program(feeds, [loss, *gradients], st.grad_update(loss))
 
     routine = compare(layers, monkeypatch)
@@ -201,7 +201,7 @@ def test_probabilities_are_computed_again_for_the_backward_pass(prec: str, monke
         w = st.placeholder("w", output=[8], input=[HEADS, 18], prec=prec)
         mixed = st.einsum("... | -> h, d; | h, d -> c => ... | -> c", st.attention(q, k, v), w)
         loss = st.mean(st.tanh(st.cast(mixed, "f32")))
-        gradients = [grad for tensor in (q, k, v) if (grad := tensor.grad) is not None]
+        gradients = [*map(grad_of, (q, k, v))]
         weights = np.random.default_rng(1).standard_normal((8, HEADS, 18)).astype(np.float32)
         return Program([*made.feeds, (w, weights)], [loss, *gradients], st.grad_update(loss))
 

@@ -7,6 +7,7 @@ import pytest
 
 import stagedtensor as st
 from stagedtensor.runtime.routine import Routine
+from tests.oracles.gradients import grad_of
 
 from .running import Array, Program, Setting, assert_same_bits, run
 
@@ -72,9 +73,7 @@ def backward(prec: str) -> Program:
         (p, 0.2 * draw(10 + at, *shape))
         for at, (p, shape) in enumerate(zip(params, [(97, 128), (160, 128), (160,), (33, 160), (160,)], strict=True))
     ]
-    gradients = [p.grad for p in params]
-    assert all(gradient is not None for gradient in gradients)
-    return Program(feeds, [loss, *gradients], st.grad_update(loss))  # type: ignore[list-item]
+    return Program(feeds, [loss, *map(grad_of, params)], st.grad_update(loss))
 
 
 def test_forward() -> None:
@@ -105,7 +104,8 @@ def test_repeated_runs_give_the_same_bits() -> None:
         program = backward("f32")
         for tensor, values in program.feeds:
             ctx.set_values(tensor, values)
-        routine = ctx.compile(program.comp, keep=program.reads)  # type: ignore[arg-type]
+        assert program.comp is not None
+        routine = ctx.compile(program.comp, keep=program.reads)
         seen = []
         for _ in range(5):
             ctx.run(routine)
