@@ -100,6 +100,25 @@ def test_what_reads_another_row_or_has_few_rows_stays_apart(rows: int, across: b
     np.testing.assert_allclose(run_emulated(whole, arrays)[y], run_reference(whole, arrays)[y], rtol=1e-5, atol=1e-5)
 
 
+def test_sums_that_take_other_numbers_of_threads_stay_apart() -> None:
+    whole, arrays, _ = centred(130, 40)
+    (sums, _), (total,) = whole.kernels, [buffer for buffer in arrays if buffer.name == "total"]
+    x, y = ir.Buffer("z", f32, (130, 600)), ir.Buffer("largest", f32, (130,))
+    i, k = axis("i", 130), axis("k", 600, "reduce")
+    acc, start = ir.Symbol("acc", f32), ir.Const(float("-inf"), f32)
+    update = apply("maximum", ir.Var(acc), apply("add", load(x, i, k), load(total, i)))
+    longer = ir.Block(
+        "largest", (i, k), (store(y, [i], ir.Var(acc)),), (ir.Accumulator(acc, start, update, "max", start),)
+    )
+    (first,) = sums.body
+    assert isinstance(first, ir.Block)
+    both = module(first, longer)
+    assert [kernel.launch.threads for kernel in emitted(both).kernels] == [32, 256]
+    values = {**{buffer: arrays[buffer] for buffer in arrays if buffer.name != "y"}, x: random_array(x, 2)}
+    values[y] = np.zeros(130, np.float32)
+    np.testing.assert_allclose(run_emulated(both, values)[y], run_reference(both, values)[y], rtol=1e-5, atol=1e-5)
+
+
 def test_a_missing_barrier_between_steps_is_found() -> None:
     whole, arrays, _ = centred(80, 40)
     with pytest.raises(MemoryCheckError, match="total"):

@@ -113,6 +113,18 @@ def test_a_result_takes_the_place_of_a_cell_that_its_whole_row_reads(size: int) 
     agree(whole, {x: random_array(x), y: random_array(y, 1)})
 
 
+@pytest.mark.parametrize("size", [40, 700])
+def test_a_row_starts_from_an_old_value_once(size: int) -> None:
+    x, y = ir.Buffer("x", f32, (5, size)), ir.Buffer("y", f32, (5,))
+    i, k = axis("i", 5), axis("k", size, "reduce")
+    acc = ir.Symbol("acc", f32)
+    item = ir.Accumulator(acc, load(y, i), apply("add", ir.Var(acc), load(x, i, k)), "add", ZERO)
+    whole = module(ir.Block("rows", (i, k), (store(y, [i], ir.Var(acc)),), (item,)))
+    assert "threads per result" in path(whole)
+    arrays = {x: random_array(x), y: np.full(5, 1000.0, np.float32)}
+    close(whole, arrays, y, 1000 + np.abs(arrays[x]).sum(1, dtype=np.float64), size)
+
+
 def test_full_reduction_takes_two_passes() -> None:
     x, y = ir.Buffer("x", f32, (300, 101)), ir.Buffer("y", f32, ())
     whole = row_sum(x, y, [], [axis("i", 300, "reduce"), axis("k", 101, "reduce")])

@@ -19,7 +19,7 @@ from stagedtensor.codegen.prelude.cuda import cuda_functions
 from stagedtensor.codegen.rewrite import Rewriter
 from stagedtensor.codegen.schedule.cuda import Launch, mma
 from stagedtensor.errors import MemoryCheckError
-from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, u32
+from stagedtensor.precision import Prec, bf16, f8e4m3, f8e5m2, f16, f32, i64, u32
 from stagedtensor.runtime.emulated import EmulatedRoutine, WatchedBuffer, load_emulated
 from stagedtensor.runtime.nvrtc import compile_cuda
 from tests.cuda.running import emitted, run_emulated
@@ -27,6 +27,7 @@ from tests.run.blocks import (
     ZERO,
     Array,
     apply,
+    at,
     axis,
     cache,
     contraction,
@@ -179,6 +180,45 @@ def test_products_that_are_subtracted_keep_their_sign() -> None:
 def test_how_tiles_get_there(size: tuple[int, int, int], form: str, words: str) -> None:
     whole, *_ = narrow_product(bf16, bf16, size, form)
     assert emitted(whole).kernels[0].proc.path.endswith(words)
+
+
+def beside(kind: str) -> tuple[ir.Module, dict[ir.Buffer, Array], ir.Buffer, dict[ir.Symbol, int]]:
+    """A product whose left operand 16-byte copies would read beside its cells."""
+    rows, columns, depth = 13, 10, 16
+    x, w = ir.Buffer("x", bf16, (rows, 24)), ir.Buffer("w", bf16, (depth, columns))
+    i, j, k = axis("i", rows), axis("j", columns), axis("k", depth, "reduce")
+    scalars: dict[ir.Symbol, int] = {}
+    place: ir.Expr = ir.Var(k.symbol)
+    guard: ir.Expr | None = None
+    row: tuple[ir.Expr, ...] = at(i)
+    if kind == "run-time depth":
+        count = ir.Symbol("count", i64)
+        scalars[count] = 11
+        k = ir.BlockIterator(k.symbol, ir.Var(count), depth, "reduce")
+    elif kind == "first cell of a row that is no multiple":
+        place = apply("add", place, ir.index(1), prec=i64)
+    else:  # a window of 16 at every eighth cell, the last ones half outside
+        x, row = ir.Buffer("x", bf16, (100,)), ()
+        place = apply("add", apply("mul", ir.Var(i.symbol), ir.index(8), prec=i64), place, prec=i64)
+        guard = apply("lt", place, ir.index(100), prec=i64)
+    acc, y = ir.Symbol("acc", f32), ir.Buffer("y", f32, (rows, columns))
+    update = ir.Fma(ir.Cast(ir.Load(x, (*row, place)), f32), load(w, k, j), ir.Var(acc))
+    item = ir.Accumulator(acc, ZERO, update, "add", ZERO)
+    block = ir.Block("beside", (i, j, k), (store(y, [i, j], ir.Var(acc)),), (item,), guard=guard)
+    arrays = {x: random_array(x), w: random_array(w, 1), y: np.zeros(y.shape, np.float32)}
+    if kind == "run-time depth":
+        arrays[x][:, 11:] = np.nan
+    return module(block, scalars=list(scalars)), arrays, y, scalars
+
+
+@pytest.mark.parametrize("kind", ["run-time depth", "first cell of a row that is no multiple", "guard within 16 bytes"])
+def test_cells_that_16_bytes_would_not_hold_alone_are_copied_one_by_one(kind: str) -> None:
+    whole, arrays, y, scalars = beside(kind)
+    path = emitted(whole).kernels[0].proc.path
+    assert "tensor cores" in path
+    assert "copies cell by cell" in path
+    found, expected = (run(whole, arrays, scalars)[y] for run in (run_emulated, run_reference))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_copies_that_are_not_waited_for_are_found() -> None:
