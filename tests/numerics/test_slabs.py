@@ -189,26 +189,42 @@ def test_scores_of_common_sizes_are_not_stored(monkeypatch: pytest.MonkeyPatch) 
     assert routine.executable.arena_bytes < 8 * 8 * 128 * 128 * 4
 
 
-@pytest.mark.parametrize("prec", ["f32", "bf16"])
-def test_probabilities_are_computed_again_for_the_backward_pass(prec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient needs what a later layer makes of the result: the matrix is made twice, and never lies in memory."""
+def _followed(prec: str, length: int) -> Program:
+    """Attention whose gradient needs what a later layer makes of the result."""
+    made = attention(prec, length, length, 16, causal=True)
+    (q, _), (k, _), (v, _) = made.feeds
+    w = st.placeholder("w", output=[8], input=[HEADS, 18], prec=prec)
+    mixed = st.einsum("... | -> h, d; | h, d -> c => ... | -> c", st.attention(q, k, v), w)
+    loss = st.mean(st.tanh(st.cast(mixed, "f32")))
+    gradients = [*map(grad_of, (q, k, v))]
+    weights = np.random.default_rng(1).standard_normal((8, HEADS, 18)).astype(np.float32)
+    return Program([*made.feeds, (w, weights)], [loss, *gradients], st.grad_update(loss))
+
+
+@pytest.mark.parametrize(
+    ("prec", "rows", "length", "no_unit"),
+    [("f32", 12, 40, False), ("bf16", 12, 40, True), ("f32", 16, 48, False), ("bf16", 16, 48, False)],
+)
+def test_probabilities_are_computed_again_for_the_backward_pass(
+    prec: str, rows: int, length: int, no_unit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix is made twice, and never lies in memory."""
     monkeypatch.setattr(slab, "LEAST_AGAIN", 1024)
-    _tiles(monkeypatch, rows=16)
-
-    def build() -> Program:
-        made = attention(prec, 48, 48, 16, causal=True)
-        (q, _), (k, _), (v, _) = made.feeds
-        w = st.placeholder("w", output=[8], input=[HEADS, 18], prec=prec)
-        mixed = st.einsum("... | -> h, d; | h, d -> c => ... | -> c", st.attention(q, k, v), w)
-        loss = st.mean(st.tanh(st.cast(mixed, "f32")))
-        gradients = [*map(grad_of, (q, k, v))]
-        weights = np.random.default_rng(1).standard_normal((8, HEADS, 18)).astype(np.float32)
-        return Program([*made.feeds, (w, weights)], [loss, *gradients], st.grad_update(loss))
-
-    routine = compare(build, monkeypatch)
-    assert not matrices(routine, (BATCH, HEADS, 48, 48)), str(routine)
+    _tiles(monkeypatch, rows=rows)
+    routine = compare(partial(_followed, prec, length), monkeypatch, no_unit=no_unit)
+    assert not matrices(routine, (BATCH, HEADS, length, length)), str(routine)
     assert sum("slabs" in kernel.path for kernel in routine.kernels) == 2, str(routine)
     assert any(item.startswith("again: ") for kernel in routine.kernels for item in kernel.expressions)
+
+
+@pytest.mark.skipif(detect().name != "avx512+bf16", reason="needs dots, and no AMX tiles")
+def test_tiles_too_low_for_dots_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole matrices take dots, tiles of 10 rows could not: bits stay those of dots, so there are no slabs."""
+    monkeypatch.setattr(slab, "LEAST_AGAIN", 1024)
+    _tiles(monkeypatch, rows=12)
+    routine = compare(partial(_followed, "bf16", 40), monkeypatch)
+    assert any("bf16 dots" in kernel.path for kernel in routine.kernels), str(routine)
+    assert not any("slabs of" in kernel.path for kernel in routine.kernels), str(routine)
 
 
 def test_training_on_long_sequences_stores_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
