@@ -112,80 +112,100 @@ def _contraction(
     vector, row = roles.vector, roles.row
     width, height = vector.bound, 1 if row is None else row.bound
     unit = unit_strides(roles.column_operand, vector)
-    may_pack = height >= 8 and (block.guard is None or reads_every_cell(roles.column_operand, block))
-    pack_columns = (
-        may_pack
-        and (machine.panels or not unit)
-        and (
-            not unit
-            or lanes_filled(width, machine.lanes(prec))
-            < width / (-(-width // machine.lanes(prec)) * machine.lanes(prec))
-            or (height >= 64 and width >= 128 and points(block.reduce) >= 64)
-            or (
-                height >= _ROWS_THAT_REPAY
-                and not is_plain(roles.column_operand)
-                and (rounds(roles.column_operand) or not narrow_load(roles.column_operand))
-            )
-        )
-    )
-    if unit and repeats(block, roles.column_operand) > MOST_REPEATS:
-        pack_columns = False  # windows over an image: panels would hold every value many times
+    pack_columns = _pays_to_pack_columns(block, roles, machine)
     if not unit and not pack_columns:
         return None
     in_place = _terms_of_a_block_in_place(block, roles, machine)
     pack_columns = pack_columns and not in_place
     shape = tile_shape(machine, prec.bytes, height, width, padded=pack_columns)
-    nests: list[Nest] = []
-
-    def exchanged(old: Expr, new: Load) -> Load:
-        nonlocal block
-        block = _replace_operand(block, old, new)
-        return new
-
     pack_rows = machine.panels and not in_place and _pays_to_pack_rows(block, roles, shape, width)
+    work = _Copied(block, machine, copies)
     # What is copied into panels anyway is widened there.
-    if _pays_to_widen(block, roles.row_operand) and (not pack_rows or copies.has(roles.row_operand)):
-        wide, nest = _widened(roles.row_operand, copies, machine)
-        roles = replace(roles, row_operand=exchanged(roles.row_operand, wide))
-        nests += nest
-    if _pays_to_widen(block, roles.column_operand) and (not pack_columns or copies.has(roles.column_operand)):
-        wide, nest = _widened(roles.column_operand, copies, machine)
-        roles = replace(roles, column_operand=exchanged(roles.column_operand, wide))
-        nests += nest
-    block, nest = _rounded_once(block, copies, machine)
-    nests += nest
-    packs = 0
+    row_operand = work.widened(roles.row_operand, packed=pack_rows)
+    column_operand = work.widened(roles.column_operand, packed=pack_columns)
+    work.round_once()
     if pack_columns:
-        packed = _packed(block, roles.column_operand, vector, shape.columns)
-        if packed is None:
-            if not unit:
-                return None
+        if work.pack(column_operand, vector, shape.columns):
+            shape = replace(shape, padded_columns=True)
+        elif unit:
             shape = tile_shape(machine, prec.bytes, height, width, padded=False)
         else:
-            nests.append(_pack_nest(packed, machine))
-            exchanged(roles.column_operand, packed.operand)
-            shape, packs = replace(shape, padded_columns=True), packs + 1
-    if row is not None and pack_rows:
-        packed = _packed(block, roles.row_operand, row, shape.rows)
-        if packed is not None:
-            nests.append(_pack_nest(packed, machine))
-            exchanged(roles.row_operand, packed.operand)
-            shape, packs = replace(shape, padded_rows=True), packs + 1
-    if row is not None and _pays_to_relay(block, roles.row_operand, row, shape):
-        packed = relaid(block, roles.row_operand, row)
-        if packed is not None and packed.buffer.nbytes <= _MOST_SCRATCH:
-            nests.append(_pack_nest(packed, machine))
-            exchanged(roles.row_operand, packed.operand)
-            packs += 1
+            return None
+    if row is not None and pack_rows and work.pack(row_operand, row, shape.rows):
+        shape = replace(shape, padded_rows=True)
+    if row is not None and _pays_to_relay(work.block, row_operand, row, shape):
+        work.relay(row_operand, row)
+    block = work.block
     steps = in_place or _steps_of_a_block(block, machine)
     if row is not None and steps:
         blocked = blocked_columns(block, vector, row, shape, steps, parallel=parallel)
         if blocked is not None:
             body, path, sums = blocked
-            return (*nests, one_launch(body, _note(path, packs), cost, parallel, scratch=(sums,)))
+            return (*work.nests, one_launch(body, _note(path, work.panels), cost, parallel, scratch=(sums,)))
     across = points(block.reduce) * width * prec.bytes <= machine.cache_bytes
     body, path = columns(block, vector, row, shape, parallel=parallel, rows_outside=across)
-    return (*nests, one_launch(body, _note(path, packs), cost, parallel))
+    return (*work.nests, one_launch(body, _note(path, work.panels), cost, parallel))
+
+
+class _Copied:
+    """A contraction whose operands are copied: ``block`` reads what ``nests`` write, ``panels`` of them in tile order."""
+
+    def __init__(self, block: Block, machine: Machine, copies: WideCopies) -> None:
+        self.block = block
+        self.nests: list[Nest] = []
+        self.panels = 0
+        self._machine, self._copies = machine, copies
+
+    def widened(self, operand: Expr, *, packed: bool) -> Expr:
+        """Return ``operand``, or its wide copy where that pays; one that is to be ``packed`` takes a copy that exists."""
+        if not _pays_to_widen(self.block, operand) or (packed and not self._copies.has(operand)):
+            return operand
+        wide, nests = _widened(operand, self._copies, self._machine)
+        self.block = _replace_operand(self.block, operand, wide)
+        self.nests += nests
+        return wide
+
+    def round_once(self) -> None:
+        """Take values that pass through a narrow format from copies that are rounded once."""
+        self.block, nests = _rounded_once(self.block, self._copies, self._machine)
+        self.nests += nests
+
+    def pack(self, operand: Expr, tiled: BlockIterator, size: int) -> bool:
+        """Copy ``operand`` into panels of ``size`` steps of ``tiled``, and tell whether that can be done."""
+        packed = _packed(self.block, operand, tiled, size)
+        if packed is None:
+            return False
+        self._read(packed, operand)
+        return True
+
+    def relay(self, operand: Expr, row: BlockIterator) -> None:
+        """Copy ``operand`` with its rows side by side, if it is not too large."""
+        laid = relaid(self.block, operand, row)
+        if laid is not None and laid.buffer.nbytes <= _MOST_SCRATCH:
+            self._read(laid, operand)
+
+    def _read(self, packed: Packed, operand: Expr) -> None:
+        self.nests.append(_pack_nest(packed, self._machine))
+        self.block = _replace_operand(self.block, operand, packed.operand)
+        self.panels += 1
+
+
+def _pays_to_pack_columns(block: Block, roles: Roles, machine: Machine) -> bool:
+    """Worth it where results are not adjacent along the operand, or are many, or are computed once in panels."""
+    operand, width, height = roles.column_operand, roles.vector.bound, 1 if roles.row is None else roles.row.bound
+    if height < ROWS_OF_A_TILE or (block.guard is not None and not reads_every_cell(operand, block)):
+        return False
+    if not unit_strides(operand, roles.vector):
+        return True
+    if not machine.panels or repeats(block, operand) > MOST_REPEATS:
+        return False  # windows over an image: panels would hold every value many times
+    lanes = machine.lanes(block.accumulators[0].symbol.type)
+    if lanes_filled(width, lanes) < width / (-(-width // lanes) * lanes):
+        return True
+    if height >= 64 and width >= 128 and points(block.reduce) >= 64:
+        return True
+    computed = not is_plain(operand) and (rounds(operand) or not narrow_load(operand))
+    return height >= _ROWS_THAT_REPAY and computed
 
 
 def _note(path: str, packs: int) -> str:

@@ -303,8 +303,6 @@ def _keeps_order(group: Group, place: int, nests: Plan, machine: Machine) -> boo
         return True
     alone = _order(plan_block(block, machine))
     goes_on = bool(group.tile) and group.rows[place].kind == "reduce"
-    if goes_on and block.guard is not None:
-        return False  # the longest sum may be the innermost one, and a tile cuts that of the rows
     return _order(nests) == alone and (not goes_on or alone in _GOING_ON)
 
 
