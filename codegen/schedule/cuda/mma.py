@@ -132,7 +132,7 @@ def multiplied(
     steps: list[Stmt] = [
         wait,
         Barrier(),
-        *_where(True, less(next_layer, layers), issue(next_layer)),
+        *(_where(True, less(next_layer, layers), issue(next_layer)) if layers > first else ()),
         commit,
         _multiply(place, states, stages, Var(layer), watched),
     ]
