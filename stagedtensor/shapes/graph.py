@@ -35,10 +35,13 @@ class Component:
 
 
 def component(nodes: Iterable[Node], *, uses: bool = True) -> Component:
-    """Collect the connected component of ``nodes``; without ``uses`` only what they are computed from."""
+    """Collect the connected component of ``nodes``; without ``uses`` only what they are computed from.
+
+    Writes of one target that read the same nodes stay in the order in which they were made.
+    """
     seen = set(nodes)
     waiting = list(seen)
-    scopes: set[Scope] = set()
+    scopes: dict[Scope, None] = {}
     entered: set[Composite] = set()
     owners: set[Node] = set()
     while waiting:
@@ -48,7 +51,7 @@ def component(nodes: Iterable[Node], *, uses: bool = True) -> Component:
         near = [owner]
         for scope in _scopes(node, uses):
             if scope not in scopes:
-                scopes.add(scope)
+                scopes[scope] = None
                 near += scope.nodes
                 near.append(scope.result)
                 near += _anchors(scope.sizes.values())

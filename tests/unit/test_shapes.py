@@ -17,7 +17,7 @@ from stagedtensor.specs import (
     Sliced,
     pointwise,
 )
-from stagedtensor.statements import Composite, Operand, OpRecord
+from stagedtensor.statements import Composite, Operand, OpRecord, Scope
 from tests.oracles.graphs import assign, data, einsum, gradient_of, line, matmul, number, op, out, param, point
 
 from .solving import message, shape
@@ -307,6 +307,20 @@ def test_assignment_determines_open_cells() -> None:
 
 
 # -- run-time extents ---------------------------------------------------------------------------------------------
+
+
+def test_writes_of_the_same_nodes_count_in_the_order_in_which_they_were_made() -> None:
+    """Where no two of them agree, the second is the one that is wrong, wherever in memory their objects lie."""
+    texts, elsewhere = set[str](), list[object]()
+    for at in range(16):
+        x, p = data("x", (), (), [3, 4]), param("p")
+        for kept in (["i"], ["j"], ["i", "j"], ["j", "i"]):
+            spec = einsum([out("i", "j")], out(*kept))
+            p.writers.append(Scope(spec, (x,), p, line(1), "assign", derives=False))
+            elsewhere += [object() for _ in range(at)]
+        texts.add(message(p))
+    assert len(texts) == 1
+    assert "sizes 4 and 3 do not fit at index 'j' in the output row" in texts.pop()
 
 
 def test_run_time_extents_pass_through_and_never_fit_numbers() -> None:
