@@ -366,8 +366,9 @@ class BodyPrinter:
                 yield from (f"{pad}}}",) if braced else ()
             return
         extent = constant(stmt.iterator.extent) or 0
-        self.names.push()
-        name = self.names.give(symbol, loop_name(symbol.hint))
+        if extent % CELLS == 0:
+            self.names.push()
+        name = self.names.give(symbol, loop_name(symbol.hint))  # one that the last vector needs outlives the loop
         self._counted.add(symbol)
         self._printer.bounds[symbol] = stmt.iterator.bound
         start, stop = "0", str(extent)
@@ -376,18 +377,20 @@ class BodyPrinter:
         if extent % CELLS == 0:
             yield f"{pad}for (int64_t {name} = {start}; {name} < {stop}; {name} += {CELLS}) {{"
             yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1)
+            self.names.pop()
         else:
             yield f"{pad}int64_t {name} = {start};"
             yield f"{pad}for (; {name} + {CELLS} <= {stop}; {name} += {CELLS}) {{"
             yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1)
             yield f"{pad}}}"
             yield f"{pad}if ({name} < {stop}) {{"
+            self.names.push()
             some = self.names.give((stmt, "some"), "some")
             self.used.update(("st_vectors", "st_first_cells"))
             yield f"{pad}{_INDENT}const st_vmask {some} = st_first_cells({stop} - {name});"
             yield from self._vector_steps(vectors, stmt, Var(symbol), depth + 1, some)
+            self.names.pop()
         yield f"{pad}}}"
-        self.names.pop()
 
     def _vector_steps(
         self, vectors: VectorPrinter, stmt: For, start: Expr, depth: int, some: str = ""

@@ -262,3 +262,22 @@ def test_the_instruction_assembles(tmp_path: Path) -> None:
     listing = subprocess.run(["objdump", "-d", tmp_path / "real.so"], capture_output=True, text=True, check=False)
     if listing.returncode == 0 and "vdpbf16ps" not in listing.stdout:
         pytest.fail("the library has no dots")
+
+
+def test_loops_that_fill_either_side_of_images_have_names_of_their_own() -> None:
+    """Three pieces of a padded row in one sweep, 72 cells at either end: each ends in a vector under a mask."""
+    images, weights = narrow((40, 13, 10, 24), 1), narrow((33, 1, 2, 24), 2)
+    with st.Session(), st.Context("cpu", target=DOTS, threads=2) as ctx:
+        x = st.placeholder("x", batch=[40], output=[13, 10, 24], prec="bf16")
+        w = st.placeholder("w", input=[1, 2, 24], output=[33], prec="bf16")
+        y = st.conv2d(x, w, padding=(0, 3))
+        routine = ctx.compile(y)
+        ctx.set_values(x, images)
+        ctx.set_values(w, weights)
+        ctx.run(routine)
+        cells = ctx.get_values(y).astype(np.float64)
+    assert routine.source.count("int64_t i_cell2_cell3_2 = 0;") == 1
+    padded = np.pad(images.astype(np.float64), ((0, 0), (0, 0), (3, 3), (0, 0)))
+    kernel = weights.astype(np.float64)[:, 0]
+    exact = sum(padded[:, :, at : at + 15] @ kernel[:, at].T for at in range(2))
+    np.testing.assert_allclose(cells, exact, rtol=2.0**-8, atol=1e-4)
