@@ -138,10 +138,11 @@ class _Writer:
         # a function of its own for each class, as dataclasses have: most of the work is here
         names = [field.name for field in fields(kind)]
         lines = ["def write(value):"]
-        for name in names:
-            lines += [f"    {name} = value.{name}", f"    how = known(type({name}), new)"]
-            lines += [f"    if how is not None: {name} = how({name})"]
-        lines.append(f"    return ({', '.join([repr(kind.__name__), *names])},)")
+        parts = [f"part_{at}" for at in range(len(names))]
+        for name, part in zip(names, parts, strict=True):
+            lines += [f"    {part} = value.{name}", f"    how = known(type({part}), new)"]
+            lines += [f"    if how is not None: {part} = how({part})"]
+        lines.append(f"    return ({', '.join([repr(kind.__name__), *parts])},)")
         scope: dict[str, Any] = {"known": self._writers.get, "new": self._first}
         exec("\n".join(lines), scope)
         writer: Callable[[Any], Any] = scope["write"]
