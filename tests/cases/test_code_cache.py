@@ -24,6 +24,7 @@ from stagedtensor.node import Node
 from stagedtensor.program import solve_program
 from stagedtensor.runtime import cpu, cpu_generation, generator_version, linking
 from stagedtensor.runtime.cpu_code import loads
+from stagedtensor.runtime.target import detect
 from stagedtensor.statements import Scope
 from tests.encodings.samples import sample
 
@@ -289,7 +290,7 @@ def test_generation_reads_of_nodes_and_scopes_what_fingerprints_hold(
             monkeypatch.setattr(kind, "__getattribute__", recorded, raising=False)
         cpu_generation.generate_cpu(
             program,
-            st.Context("cpu")._device.target,  # type: ignore[attr-defined]
+            detect(),
             st.Numerics(),
             {},
             fusion=True,
@@ -329,7 +330,7 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
 def test_code_survives_being_written() -> None:
     with st.Session():
         solved = solve_program(transformer(), "step")
-        target = st.Context("cpu")._device.target  # type: ignore[attr-defined]
+        target = detect()
         program = linking.for_codegen(solved, frozenset())
         code = cpu_generation.generate_cpu(program, target, st.Numerics(), {}, fusion=True, check=False)
     assert loads(code.dumps()) == code

@@ -47,11 +47,13 @@ def run(comp: Comp, *tensors: Tensor, device: str = "reference") -> list[Array]:
 
 def test_one_statement_is_one_tree() -> None:
     p, m = st.param("p", output=[3]), st.param("m", output=[3], trainable=False)
+    gradient = p.grad
+    assert gradient is not None
     statement = only(st.computation("m =: beta *. m + p.grad", p=p, m=m, beta=0.9))
     rows = statement.target.rows
     assert statement.expr == Apply(
         "add",
-        (Apply("mul", (NumberLiteral(0.9), Access(m.node, rows))), Access(p.grad.node, rows)),  # type: ignore[union-attr]
+        (Apply("mul", (NumberLiteral(0.9), Access(m.node, rows))), Access(gradient.node, rows)),
     )
     assert (statement.op, statement.reset, statement.stage) == (None, True, Stage.UPDATE)
     assert statement.text == "m =: beta *. m + p.grad"
@@ -69,8 +71,10 @@ def test_numbers_are_literals_of_the_tree_not_nodes() -> None:
 
 def test_gradients_may_be_bound_and_assigned() -> None:
     p = st.param("p", output=[3])
-    statement = only(st.computation("g =* scale", g=p.grad, scale=2.0))
-    assert statement.target.node is p.grad.node  # type: ignore[union-attr]
+    gradient = p.grad
+    assert gradient is not None
+    statement = only(st.computation("g =* scale", g=gradient, scale=2.0))
+    assert statement.target.node is gradient.node
     assert only(st.computation("p.grad =* 2", p=p)).target.node is statement.target.node
 
 

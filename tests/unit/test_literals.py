@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -108,7 +108,7 @@ class _WithDlpack:
 
 
 class _OnDevice:
-    __cuda_array_interface__: dict[str, Any] = {}  # noqa: RUF012
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
     def get(self) -> np.ndarray[Any, Any]:
         return np.array([1.5])
